@@ -3,6 +3,9 @@
 from dataclasses import dataclass, field
 from typing import Any
 
+RULES = ("key", "neighbours")
+WEIGHTINGS = ("V0", "V1", "V2", "V3", "V4")
+
 
 def key(default: Any, meaning: str) -> Any:
     """A configuration key with its default and its line of meaning (shown by ``--help``)."""
@@ -18,9 +21,7 @@ class PicturesConfig:
 
     root: str = key("data", "folder that holds the published sets (cifar10, cifar100, tiny-imagenet) or receives them")
     download: bool = key(True, "download a published set that is not there")
-    size: int | None = key(
-        None, "side in pixels at which pictures are held; none: the set's own, for folders the usual one"
-    )
+    size: int | None = key(None, "side in pixels at which pictures are held; none: the set's own")
     limit: int | None = key(None, "use only so many training pictures, drawn evenly over classes where labels exist")
     split: str = key("paper", "tiny-imagenet: paper (90 % / 10 % of the labelled pictures) or official (train / val)")
     labels: str = key("auto", "folders: auto, subfolder (the first level below the split names the class) or none")
@@ -46,7 +47,181 @@ class ViewsConfig:
     hue: float | None = key(None, "jitter: turn drawn from - this to this, in turns of the colour circle (at most 0.5)")
     grayscale: float | None = key(None, "probability of dropping colour")
     blur: float | None = key(None, "probability of a Gaussian blur")
-    sigma: list[float] | None = key(
-        None, "blur: smallest and largest standard deviation, in pixels of a 224-pixel view"
-    )
+    sigma: list[float] | None = key(None, "blur: smallest and largest standard deviation, in pixels of the view")
     solarise: float | None = key(None, "probability of inverting the pixels brighter than the middle")
+
+
+@dataclass
+class PositivesConfig:
+    """Which vectors a query is pulled to. None: as the method says."""
+
+    rule: str | None = key(None, "key: the other view alone; neighbours: also the k bank rows nearest to it")
+    k: int | None = key(None, "how many positives are mined (eq. 3)")
+    weighting: str | None = key(None, "weights of the mined positives: V0 (eq. 5), V1, V2, V3 or V4 (figure 5)")
+    own: bool | None = key(None, "let a query mine a stale copy of its own picture (the plain reading of the paper)")
+
+
+@dataclass
+class NegativesConfig:
+    """Which vectors a query is pushed from. None: as the method says."""
+
+    pnsm: bool | None = key(None, "mine potential negatives: keep each with the probability of eq. 8")
+    a: float | None = key(None, "PNSM: how fast that probability falls off (eq. 8)")
+
+
+@dataclass
+class BankConfig:
+    """The memory that positives are mined from. None: as the method says."""
+
+    size: int | None = key(None, "rows in the bank")
+
+
+@dataclass
+class LossConfig:
+    """The objective. None: as the method says."""
+
+    temperature: float | None = key(None, "t, what similarities are divided by")
+    soft: float | None = key(None, "weight of L_soft (eq. 6); 0 drops it")
+    hard: float | None = key(None, "lambda, weight of L_hard (eq. 4, 7); 0 drops it")
+    symmetric: bool | None = key(None, "mean of both directions between the views; false: view 1 to view 2 alone")
+
+
+@dataclass
+class TargetConfig:
+    """The target network. None: as the method says."""
+
+    momentum: float | None = key(None, "share of itself that the target keeps at each step (EMA)")
+
+
+@dataclass
+class HeadsConfig:
+    """Projector and predictor: two layers each (encoder - hidden - out and out - hidden - out)."""
+
+    hidden: int = key(512, "width of the hidden layer")
+    out: int = key(128, "width of projections and predictions")
+
+
+@dataclass
+class OptimConfig:
+    """SGD with momentum; warm-up, then cosine to zero, a pure function of the step."""
+
+    lr: float = key(0.1, "learning rate after warm-up")
+    warmup_lr: float = key(1e-4, "learning rate at the first step")
+    warmup: float = key(0.1, "warm-up as a share of all steps (the paper: 20 of 200 epochs)")
+    momentum: float = key(0.9, "momentum of SGD")
+    weight_decay: float | None = key(None, "weight decay; none: 1e-3 below 64 pixels, 1e-4 from there on (the paper's)")
+    clip: float | None = key(None, "clip the norm of the gradient at this value")
+
+
+@dataclass
+class MonitorConfig:
+    """What is measured while training."""
+
+    knn: bool = key(True, "score the encoder by nearest neighbours where labels exist")
+    every: int = key(1, "do so every so many epochs, and after the last")
+    pictures: int = key(5000, "training pictures that vote in it, at most")
+    test_pictures: int = key(2000, "test pictures that are scored in it, at most")
+    log_every: int = key(50, "send the loss to the loggers every so many steps")
+
+
+@dataclass
+class SaveConfig:
+    """What is kept of a run."""
+
+    every_steps: int | None = key(None, "write the checkpoint every so many steps too, not only after each epoch")
+    snapshots: int | None = key(None, "keep a copy of the checkpoint every so many epochs")
+
+
+@dataclass
+class PretrainConfig:
+    """psm pretrain: learn an encoder from unlabelled pictures."""
+
+    out: str = key("", "run folder to write (needed)")
+    data: str = key("shapes", "shapes, cifar10, cifar100, tiny-imagenet, or a folder of pictures")
+    method: str = key("psm", "see `psm methods`")
+    encoder: str = key("resnet18", "tiny, resnet18, resnet34, resnet50, torchvision/NAME or timm/NAME")
+    stem: str = key("auto", "small (3x3), imagenet (7x7 and pooling) or auto: small below 96 pixels")
+    epochs: int = key(200, "how often the pictures are seen")
+    batch_size: int = key(256, "pictures a step over all devices together")
+    seed: int = key(0, "decides every random draw")
+    resume: bool = key(False, "continue the run in out; starts afresh where there is nothing to resume")
+    overwrite: bool = key(False, "replace what is in out")
+    accelerator: str = key("auto", "Lightning's: auto, cpu, gpu, mps, tpu")
+    devices: str = key("auto", "Lightning's: auto or a number (auto on a CPU: 1)")
+    num_nodes: int = key(1, "machines that train together")
+    strategy: str = key("auto", "Lightning's: auto, ddp, ddp_spawn, fsdp, ...")
+    precision: str = key("32-true", "Lightning's: 32-true, bf16-mixed, 16-mixed, ...")
+    join_batch_norm: bool = key(True, "batch norm over all devices' pictures, so that their number changes nothing")
+    channels_last: bool | None = key(None, "memory layout of convolutions; none: where it was measured to be faster")
+    loggers: list[str] = key(
+        [], "beside metrics.jsonl: any of tensorboard, csv, wandb, mlflow, module.Class; written [csv,wandb]"
+    )
+    progress: bool = key(True, "show a progress bar")
+    trainer: dict[str, Any] = key(dict, "anything else for Lightning's Trainer, for example trainer.deterministic=true")
+    pictures: PicturesConfig = key(PicturesConfig, "")
+    views: ViewsConfig = key(ViewsConfig, "")
+    heads: HeadsConfig = key(HeadsConfig, "")
+    positives: PositivesConfig = key(PositivesConfig, "")
+    negatives: NegativesConfig = key(NegativesConfig, "")
+    bank: BankConfig = key(BankConfig, "")
+    loss: LossConfig = key(LossConfig, "")
+    target: TargetConfig = key(TargetConfig, "")
+    optim: OptimConfig = key(OptimConfig, "")
+    monitor: MonitorConfig = key(MonitorConfig, "")
+    save: SaveConfig = key(SaveConfig, "")
+
+
+@dataclass
+class KnnConfig:
+    """Weighted nearest neighbours on frozen features."""
+
+    enabled: bool = key(True, "score by nearest neighbours")
+    k: int = key(200, "neighbours that vote (fewer where there are fewer training pictures)")
+    temperature: float = key(0.1, "a vote weighs exp(cosine similarity / temperature)")
+
+
+@dataclass
+class LinearConfig:
+    """The paper's linear protocol: one linear layer on the frozen encoder."""
+
+    enabled: bool = key(True, "score by a linear layer")
+    epochs: int = key(100, "how often the training features are seen")
+    batch_size: int = key(256, "pictures a step")
+    lr: float = key(0.1, "learning rate of SGD, falling by a cosine to zero; features are standardised first")
+    momentum: float = key(0.9, "momentum of SGD")
+    weight_decay: float = key(0.0, "weight decay")
+    augment: bool = key(False, "random crops and flips at every epoch (features are then computed anew each time)")
+
+
+@dataclass
+class EvaluateConfig:
+    """psm evaluate: score a frozen encoder."""
+
+    checkpoint: str = key("", "run folder, checkpoint (.ckpt) or encoder (.safetensors) (needed)")
+    data: str | None = key(None, "as in pretrain; none: the data that the encoder was trained on")
+    out: str | None = key(None, "folder for scores.jsonl; none: the run folder, or the folder of the file")
+    baselines: bool = key(False, "also score raw pixels and an untrained encoder")
+    batch_size: int = key(512, "pictures a forward pass")
+    seed: int = key(0, "decides the linear layer's start and order")
+    accelerator: str = key("auto", "Lightning's: auto, cpu, gpu, mps")
+    precision: str = key("32-true", "32-true or bf16-mixed, for the features")
+    progress: bool = key(True, "show progress bars")
+    pictures: PicturesConfig = key(PicturesConfig, "")
+    knn: KnnConfig = key(KnnConfig, "")
+    linear: LinearConfig = key(LinearConfig, "")
+
+
+@dataclass
+class DataConfig:
+    """psm data: what a data set holds; without data= the list of published sets."""
+
+    data: str | None = key(None, "as in pretrain")
+    sheet: str | None = key(None, "write a contact sheet of some pictures to this PNG file")
+    pictures: PicturesConfig = key(PicturesConfig, "")
+
+
+@dataclass
+class MethodsConfig:
+    """psm methods: the table of methods; with method= one of them with its settings and reference."""
+
+    method: str | None = key(None, "the method to describe")

@@ -1,4 +1,4 @@
-"""Every random draw as a pure function of (seed, purpose, place), so that a resumed or re-sharded run repeats exactly."""
+"""Every random draw as a pure function of (seed, purpose, place): a resumed or re-sharded run repeats exactly."""
 
 import hashlib
 

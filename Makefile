@@ -1,0 +1,35 @@
+# `make demo` and `make test` set up all they need; PYTHON chooses the interpreter (3.11 or later).
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/ready
+
+.PHONY: demo test test-all lint format clean
+
+demo: $(READY)
+	$(BIN)/psm pretrain config=configs/demo.yaml out=runs/demo overwrite=true
+	$(BIN)/psm evaluate checkpoint=runs/demo baselines=true
+	@echo "open runs/demo/report.html"
+
+test: lint
+	$(BIN)/python -m pytest -n 2
+
+test-all: lint
+	$(BIN)/python -m pytest -n 2 -m "slow or not slow"
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+format: $(READY)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "psm needs Python 3.11 or later, not %s: run make PYTHON=python3.11" % sys.version.split()[0])'
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch $(READY)
+
+clean:
+	rm -rf .venv runs build .pytest_cache .ruff_cache .hypothesis src/*.egg-info

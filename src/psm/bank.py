@@ -1,0 +1,101 @@
+"""The bank M: a first-in first-out memory of unit-norm target projections and the pictures they came from."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import normalize
+
+SEARCH_ELEMENTS = 2**25  # similarities held at once while searching: 128 MiB in float32, whatever batch and bank
+BLOCK = 128
+
+
+class Mined(NamedTuple):
+    """What was found for each query: NN(z)_1..k of eq. 3, best first."""
+
+    vectors: Tensor  # (N, k, D), zero where nothing usable was found
+    similarity: Tensor  # (N, k) to the vector that was searched with
+    ids: Tensor  # (N, k) ids of the pictures, -1 where nothing usable was found
+    found: Tensor  # (N,) whether k usable rows exist; where not, the mined part is empty
+
+
+class Bank(nn.Module):
+    """Holds ``size`` rows; query it, then push: nothing of a batch is in the bank while that batch is mined.
+
+    Pointer and fill are tensors, so that neither a push nor a search waits for the device. Everything is part of the
+    state dict.
+    """
+
+    rows: Tensor
+    ids: Tensor
+    pointer: Tensor
+    fill: Tensor
+
+    def __init__(self, size: int, width: int):
+        super().__init__()
+        if size < 1:
+            raise ValueError(f"a bank needs at least one row, not {size}")
+        self.size = size
+        self.register_buffer("rows", torch.zeros(size, width))
+        self.register_buffer("ids", torch.full((size,), -1, dtype=torch.long))
+        self.register_buffer("pointer", torch.zeros((), dtype=torch.long))
+        self.register_buffer("fill", torch.zeros((), dtype=torch.long))
+
+    @torch.no_grad()
+    def push(self, rows: Tensor, ids: Tensor) -> None:
+        """Enqueue rows (N, D), normalised on entry, with the ids (N,) of their pictures; the oldest rows give way."""
+        dropped = max(0, len(rows) - self.size)
+        rows, ids = normalize(rows[dropped:].to(self.rows.dtype), dim=1), ids[dropped:]
+        places = (self.pointer + dropped + torch.arange(len(rows), device=self.rows.device)) % self.size
+        self.rows.index_copy_(0, places, rows)
+        self.ids.index_copy_(0, places, ids.to(self.ids.dtype))
+        self.pointer.add_(dropped + len(rows)).remainder_(self.size)
+        self.fill.add_(dropped + len(rows)).clamp_(max=self.size)
+
+    @torch.no_grad()
+    def usable(self, own: Tensor | None = None, rows: slice = slice(None)) -> Tensor:
+        """Which rows may be used: the filled ones, (M,), or given the queries' own ids (N,), per query (N, M)."""
+        filled = torch.arange(self.size, device=self.rows.device)[rows] < self.fill
+        return filled if own is None else filled & (self.ids[rows] != own[:, None])
+
+    @torch.no_grad()
+    def nearest(self, vectors: Tensor, k: int, own: Tensor | None = None) -> Mined:
+        """The k rows most similar (cosine) to each vector (N, D): eq. 3.
+
+        Rows with the id of the query's own picture, given as ``own`` (N,), are passed over. The search is exact and
+        runs over slices of the bank, so that its memory does not grow with the bank.
+        """
+        vectors = normalize(vectors.to(self.rows.dtype), dim=1)
+        count = len(vectors)
+        best = vectors.new_full((count, k), -torch.inf)
+        places = torch.zeros((count, k), dtype=torch.long, device=vectors.device)
+        step = max(BLOCK, SEARCH_ELEMENTS // max(count, 1))
+        for start in range(0, self.size if k else 0, step):
+            rows = slice(start, min(start + step, self.size))
+            similarity = vectors @ self.rows[rows].T
+            similarity.masked_fill_(~self.usable(own, rows), -torch.inf)
+            values, where = _largest(similarity, min(k, similarity.shape[1]))
+            values, where = torch.cat([best, values], 1), torch.cat([places, where + start], 1)
+            best, order = values.topk(k, dim=1)
+            places = where.gather(1, order)
+        found = (best > -torch.inf).all(1)
+        kept = found[:, None].expand_as(best)
+        return Mined(
+            vectors=self.rows[places] * kept[..., None],
+            similarity=best.masked_fill(~kept, 0.0),
+            ids=self.ids[places].masked_fill(~kept, -1),
+            found=found,
+        )
+
+
+def _largest(values: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """``values.topk(k, dim=1)``, exactly, by blocks: the k largest lie in the k blocks with the largest maxima."""
+    count, width = values.shape
+    blocks = width // BLOCK
+    if blocks <= 2 * k or width % BLOCK:
+        return values.topk(k, dim=1)
+    blocked = values.view(count, blocks, BLOCK)
+    chosen = blocked.amax(2).topk(k, dim=1).indices
+    candidates = blocked.gather(1, chosen[..., None].expand(-1, -1, BLOCK)).flatten(1)
+    largest, where = candidates.topk(k, dim=1)
+    return largest, chosen.gather(1, where // BLOCK) * BLOCK + where % BLOCK

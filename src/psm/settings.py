@@ -1,0 +1,171 @@
+"""Merging files, `key=value` arguments and Python arguments into a typed configuration; mistakes as sentences."""
+
+import difflib
+import types
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, Union, get_args, get_origin, get_type_hints
+
+from psm.errors import UserError
+
+
+class Row(NamedTuple):
+    """One key of a command as ``--help`` shows it."""
+
+    key: str
+    type: str
+    default: str
+    meaning: str
+    hint: Any
+
+
+def rows(schema: type, prefix: str = "") -> Iterator[Row]:
+    """Every key of a configuration class, nested ones dotted."""
+    hints = get_type_hints(schema)
+    blank = schema()
+    for f in fields(schema):
+        hint, default = hints[f.name], getattr(blank, f.name)
+        if is_dataclass(hint):
+            yield from rows(hint, f"{prefix}{f.name}.")
+        else:
+            yield Row(f"{prefix}{f.name}", type_name(hint), _shown(default), f.metadata["meaning"], hint)
+
+
+def build(schema: type, *wishes: Mapping[str, Any], base: Any = None) -> Any:
+    """An instance of the schema: ``base`` (or its defaults) with nested wishes merged in, the later ones winning."""
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    merged = OmegaConf.structured(schema() if base is None else base)
+    known = {row.key: row for row in rows(schema)}
+    for wish in wishes:
+        for dotted, value in flatten(wish, known):
+            row = _known(dotted, known, schema)
+            try:
+                OmegaConf.update(merged, dotted, value, force_add=row.key != dotted)
+            except OmegaConfBaseException:
+                raise UserError(f"{dotted}={_shown(value)} is not {_article(row.type)}: {row.meaning}.") from None
+    return OmegaConf.to_object(merged)
+
+
+def parse(arguments: Iterable[str], schema: type) -> tuple[dict[str, Any], ...]:
+    """Wishes from `key=value` arguments; `config=FILE.yaml` (any number) comes before all other keys."""
+    known = {row.key: row for row in rows(schema)}
+    files, given = [], {}
+    for argument in arguments:
+        dotted, equals, text = argument.partition("=")
+        if not equals:
+            raise UserError(f"{argument!r} is not key=value: write for example {next(iter(known))}=..., see --help.")
+        if dotted == "config":
+            files.append(read_yaml(text))
+        else:
+            row = _known(dotted, known, schema)
+            given[dotted] = (
+                text if _is_text(row.hint) and text.lower() not in ("none", "null") else _value(dotted, text)
+            )
+    return (*files, given)
+
+
+def read_yaml(path: str | Path) -> dict[str, Any]:
+    """A YAML file as nested dictionaries."""
+    import yaml
+
+    try:
+        content = yaml.safe_load(Path(path).expanduser().read_text())
+    except OSError as error:
+        raise UserError(f"config={path} cannot be read: {error.strerror}.") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise UserError(f"config={path} is not valid YAML: {' '.join(str(error).split())}.") from None
+    if not isinstance(content or {}, dict):
+        raise UserError(f"config={path} must hold keys and values, such as `epochs: 200`.")
+    return content or {}
+
+
+def to_yaml(config: Any) -> str:
+    """The configuration as YAML that `config=FILE` reads back."""
+    from omegaconf import OmegaConf
+
+    return OmegaConf.to_yaml(OmegaConf.structured(config))
+
+
+def to_dict(config: Any) -> dict[str, Any]:
+    """The configuration as nested plain dictionaries."""
+    from omegaconf import OmegaConf
+
+    return OmegaConf.to_container(OmegaConf.structured(config))
+
+
+def flatten(nested: Mapping[str, Any], known: Mapping[str, Row] = types.MappingProxyType({}), prefix: str = ""):
+    """(dotted key, value) pairs of nested dictionaries; free-form keys such as ``trainer`` stay whole."""
+    for name, value in nested.items():
+        dotted = f"{prefix}{name}"
+        if is_dataclass(value) and not isinstance(value, type):
+            value = {f.name: getattr(value, f.name) for f in fields(value)}
+        if isinstance(value, Mapping) and dotted not in known:
+            yield from flatten(value, known, f"{dotted}.")
+        elif isinstance(value, Mapping):
+            yield from ((f"{dotted}.{key}", item) for key, item in value.items())
+        else:
+            yield dotted, value
+
+
+def type_name(hint: Any) -> str:
+    """A type as users read it: text, whole number, number, true/false, list of numbers."""
+    if get_origin(hint) in (Union, types.UnionType):
+        return " or none".join([type_name(a) for a in get_args(hint) if a is not type(None)]) + " or none"
+    if get_origin(hint) is list:
+        return f"list of {type_name(get_args(hint)[0])}s"
+    if get_origin(hint) is dict:
+        return "keys and values"
+    return {str: "text", int: "whole number", float: "number", bool: "true/false"}[hint]
+
+
+def _known(dotted: str, known: Mapping[str, Row], schema: type) -> Row:
+    if dotted in known:
+        return known[dotted]
+    for name, row in known.items():
+        if get_origin(row.hint) is dict and dotted.startswith(f"{name}."):
+            return row
+    inner = [key for key in known if key.startswith(f"{dotted}.")]
+    if inner:
+        raise UserError(f"{dotted} is a group of keys: set one of {', '.join(inner)}.")
+    command = (schema.__doc__ or "").partition(":")[0]
+    near = difflib.get_close_matches(dotted, known, n=1, cutoff=0.5)
+    near = near or [key for key in known if key.rpartition(".")[2] == dotted.rpartition(".")[2]]
+    hint = f"did you mean {near[0]!r}? All keys: " if near else "all keys: "
+    raise UserError(f"{dotted!r} is not a key of `{command}`; {hint}`{command} --help`.")
+
+
+def _is_text(hint: Any) -> bool:
+    return hint is str or (str in get_args(hint) and get_origin(hint) in (Union, types.UnionType))
+
+
+def _value(dotted: str, text: str) -> Any:
+    import yaml
+
+    if text.strip().lower() in ("none", "null", ""):
+        return None
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError:
+        raise UserError(f"{dotted}={text} cannot be read as a value: lists are written [1,2].") from None
+    # YAML reads 1e-4 as text; here it is a number.
+    if isinstance(value, str):
+        try:
+            return float(value)
+        except ValueError:
+            return value
+    return value
+
+
+def _shown(value: Any) -> str:
+    if value is None:
+        return "none"
+    if isinstance(value, bool):
+        return str(value).lower()
+    return "-" if value in ("", {}) else str(value)
+
+
+def _article(name: str) -> str:
+    return name if name.startswith(("true", "keys")) or name == "text" else f"a {name}"

@@ -1,0 +1,66 @@
+"""How networks make (query, key) pairs: an online network with a predictor, and its slowly moving target."""
+
+from collections.abc import Iterator
+from copy import deepcopy
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import normalize
+
+
+class Embeddings(NamedTuple):
+    """What the networks say of two views of N pictures, each (2, N, D), view first."""
+
+    projection: Tensor  # z: online projections
+    query: Tensor  # q: predictions of the online branch
+    key: Tensor  # target projections, no gradient
+
+
+class Pair(NamedTuple):
+    """One direction: queries from one view, keys from the other; unit norm, (N, D) each."""
+
+    query: Tensor
+    key: Tensor
+    projection: Tensor  # z1, the online projection of the query's view: weighs the mined positives (eq. 5)
+    other: Tensor  # the target projection of the query's own view: a negative for other images (eq. 4)
+
+
+class OnlineAndTarget(nn.Module):
+    """Encoder, projector and predictor trained by gradient; the target is a moving average of the first two.
+
+    Both views run through a network as one batch of 2N. The target's parameters move by ``follow``; its batch-norm
+    statistics are its own, gathered in its own forward passes, and never averaged with the online network's.
+    """
+
+    def __init__(self, encoder: nn.Module, projector: nn.Module, predictor: nn.Module):
+        super().__init__()
+        self.encoder = encoder
+        self.projector = projector
+        self.predictor = predictor
+        self.target = nn.Sequential(deepcopy(encoder), deepcopy(projector)).requires_grad_(False)
+
+    def forward(self, views: Tensor) -> tuple[Embeddings, Tensor]:
+        """The embeddings of the views (2, N, C, H, W), and the encoder's features (2N, F)."""
+        flat = views.flatten(0, 1)
+        features = self.encoder(flat)
+        projection = self.projector(features)
+        query = self.predictor(projection)
+        with torch.no_grad():
+            key = self.target(flat)
+        return Embeddings(*(x.unflatten(0, views.shape[:2]) for x in (projection, query, key))), features
+
+    @torch.no_grad()
+    def follow(self, momentum: float) -> None:
+        """Move the target towards the online network: target = momentum * target + (1 - momentum) * online."""
+        online = [*self.encoder.parameters(), *self.projector.parameters()]
+        torch._foreach_lerp_(list(self.target.parameters()), online, 1.0 - momentum)
+
+
+def pairs(embeddings: Embeddings, symmetric: bool = True) -> Iterator[Pair]:
+    """The directed pairs, normalised in at least single precision: view 1 to 2, then view 2 to 1 if symmetric."""
+    projection, query, key = (
+        normalize(x.float() if x.dtype in (torch.bfloat16, torch.float16) else x, dim=-1) for x in embeddings
+    )
+    for of, to in ((0, 1), (1, 0))[: 1 + symmetric]:
+        yield Pair(query[of], key[to], projection[of], key[of])
