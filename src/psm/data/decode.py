@@ -1,0 +1,125 @@
+"""One file to one uint8 picture (3, size, size), whatever its format, mode and size, or the reason why not."""
+
+import logging
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+from PIL import Image, UnidentifiedImageError
+
+VERSION = 1  # raise it when decoded pixels change, so that caches are built anew
+EXTENSIONS = frozenset({".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff"})
+# Only these readers are tried: Pillow has others (EPS) that start programs on a file's behalf.
+Image.init()
+_FORMATS = tuple(kind for kind in ("JPEG", "MPO", "PNG", "WEBP", "BMP", "GIF", "TIFF") if kind in Image.OPEN)
+_MOST_PIXELS = 100_000_000
+_ORIENTATION = 0x0112
+_TURNS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+
+
+class Unreadable(Exception):
+    """A file that holds no picture; the message is the reason."""
+
+
+def decode(path: Path, size: int) -> np.ndarray:
+    """The picture in a file, upright, over white, its shorter side ``size`` and its centre cut out."""
+    with _opened(path) as image:
+        image.draft(None, (2 * size, 2 * size))  # JPEG: decodes at a half, a quarter or an eighth where that is enough
+        image.load()
+        turn = _TURNS.get(_orientation(image))
+        square = fitted(_rgb(image), size)
+        if turn is not None:  # a square centre turns with its picture, and costs less to turn
+            square = square.transpose(turn)
+        return np.ascontiguousarray(np.asarray(square).transpose(2, 0, 1))
+
+
+def shorter_side(path: Path) -> int:
+    """The shorter side of a file's picture in pixels, from its header alone."""
+    with _opened(path) as image:
+        return min(image.size)
+
+
+def fitted(image: Image.Image, size: int) -> Image.Image:
+    """The centre square at ``size``: as if the shorter side were resized and the rest cropped, at less cost."""
+    width, height = image.size
+    if width == height == size:
+        return image
+    side = min(width, height)
+    left, top = (width - side) / 2, (height - side) / 2
+    return image.resize((size, size), Image.Resampling.LANCZOS, box=(left, top, left + side, top + side))
+
+
+@contextmanager
+def quietly() -> Iterator[None]:
+    """Without Pillow's remarks about odd files: those that matter are reported as unreadable."""
+    logger = logging.getLogger("PIL")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", module=r"PIL\b")
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+            yield
+    finally:
+        logger.setLevel(level)
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Image.Image]:
+    # A decoder may raise anything at all on hostile bytes, and whatever it is, the file holds no picture for us.
+    try:
+        if path.stat().st_size == 0:
+            raise Unreadable("the file is empty")
+        with Image.open(path, formats=_FORMATS) as image:
+            width, height = image.size
+            if width * height > _MOST_PIXELS:
+                raise Unreadable(f"{width} x {height} pixels are more than {_MOST_PIXELS:,}")
+            yield image
+    except Unreadable:
+        raise
+    except UnidentifiedImageError:
+        raise Unreadable("not a picture of a known format") from None
+    except Image.DecompressionBombError:
+        raise Unreadable(f"more than {_MOST_PIXELS:,} pixels") from None
+    except OSError as error:
+        raise Unreadable(error.strerror or str(error)) from None
+    except Exception as error:
+        raise Unreadable(f"{type(error).__name__}: {error}") from None
+
+
+def _orientation(image: Image.Image) -> int:
+    try:
+        return image.getexif().get(_ORIENTATION, 1)
+    except Exception:  # a broken note beside sound pixels
+        return 1
+
+
+def _rgb(image: Image.Image) -> Image.Image:
+    if image.mode.startswith("I") or image.mode == "F":
+        image = Image.fromarray(_eight_bits(image))
+    if image.mode in ("LA", "PA", "La", "RGBA", "RGBa") or "transparency" in image.info:
+        over = image.convert("RGBA")
+        return Image.alpha_composite(Image.new("RGBA", over.size, "white"), over).convert("RGB")
+    return image.convert("RGB")
+
+
+def _eight_bits(image: Image.Image) -> np.ndarray:
+    """Grey values of more than 8 bits as uint8: by the full range of their kind where it is evident, else by their own.
+
+    Integers within 0..65535 count as 16-bit; floats within 0..1 as shares of white, and within 0..255 as they are.
+    """
+    values = np.nan_to_num(np.asarray(image).astype(np.float32), nan=0.0, posinf=0.0, neginf=0.0)
+    low, high = float(values.min()), float(values.max())
+    ranges = [(0.0, 1.0), (0.0, 255.0)] if image.mode == "F" else [(0.0, 65535.0)]
+    start, end = next(((a, b) for a, b in ranges if a <= low and high <= b), (low, high))
+    return np.round((values - start) * (255 / max(end - start, 1e-12))).astype(np.uint8)
