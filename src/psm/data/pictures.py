@@ -9,8 +9,12 @@ import torch
 class Pictures:
     """uint8 pictures of one size. A picture's id is its index. Labels, where known, serve evaluation only."""
 
-    def __init__(self, pixels: np.ndarray, labels: torch.Tensor | None = None):
-        """``pixels`` is uint8 (N, 3, H, W), an array or a memory map; ``labels`` is int64 (N,)."""
+    def __init__(self, pixels: np.ndarray | torch.Tensor, labels: torch.Tensor | None = None):
+        """``pixels`` is uint8 (N, 3, H, W), an array, a tensor or a memory map; ``labels`` is int64 (N,)."""
+        if isinstance(pixels, torch.Tensor):
+            pixels = pixels.cpu().numpy()
+        if pixels.dtype != np.uint8 or pixels.ndim != 4 or pixels.shape[1] != 3:
+            raise ValueError(f"pictures are uint8 (N, 3, H, W), not {pixels.dtype} {tuple(pixels.shape)}")
         if labels is not None and len(labels) != len(pixels):
             raise ValueError(f"{len(labels)} labels for {len(pixels)} pictures")
         self.labels = labels

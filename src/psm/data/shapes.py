@@ -12,6 +12,7 @@ import numpy as np
 SIDE, TRAIN, TEST, MOST = 32, 5_000, 2_000, 50_000
 BLOCK = 128  # a block is drawn from its own seed, so that picture i is the same however many are asked for
 _VERSION = 1
+SATURATION = 0.5
 _SEEDS = {"train": 20_240_917, "test": 77_003_141}
 _LUMINANCE = np.array([0.299, 0.587, 0.114], dtype=np.float32)
 
@@ -71,14 +72,14 @@ def _tint(random: np.random.Generator, luminance: np.ndarray) -> np.ndarray:
     direction = _uniform(random, -1, 1, len(luminance), 3)
     direction -= direction[:, :1] * _LUMINANCE[0] + direction[:, 1:2] * _LUMINANCE[1] + direction[:, 2:] * _LUMINANCE[2]
     room = np.where(direction > 0, 1 - luminance[:, None], luminance[:, None]) / np.maximum(np.abs(direction), 1e-6)
-    reach = np.minimum(room.min(axis=1), 1) * _uniform(random, 0, 0.9, len(luminance))
+    reach = np.minimum(room.min(axis=1), 1) * _uniform(random, 0, SATURATION, len(luminance))
     return luminance[:, None] + reach[:, None] * direction
 
 
 def _colours(random: np.random.Generator, count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Colours of shape, background and clutter; shape and background differ in luminance by 0.35 at least."""
-    dark = _uniform(random, 0.10, 0.45, count)
-    light = dark + _uniform(random, 0.35, 0.50, count)
+    dark = _uniform(random, 0.15, 0.35, count)
+    light = dark + _uniform(random, 0.40, 0.50, count)
     bright_shape = random.random(count) < 0.5
     front, back = np.where(bright_shape, light, dark), np.where(bright_shape, dark, light)
     between = back + _uniform(random, 0.3, 0.8, count) * (front - back)
@@ -92,12 +93,12 @@ def _ground(random: np.random.Generator, colour: np.ndarray, side: int) -> np.nd
     angle = random.random(count) * 2 * np.pi
     cosine, sine = (f(angle).astype(np.float32)[:, None, None] for f in (np.cos, np.sin))
     along = cosine * across + sine * down
-    gradient = _uniform(random, 0, 0.10, count, 1, 1) * along
+    gradient = _uniform(random, 0, 0.05, count, 1, 1) * along
     cycles = _uniform(random, 1.5, 4.0, count, 1, 1) * along + _uniform(random, 0, 1, count, 1, 1)
     stripes = 4 * np.abs(cycles - np.floor(cycles) - np.float32(0.5)) - 1
     patches = _patches(random, count, side)
     which = random.integers(0, 3, count)
-    strength = _uniform(random, 0.03, 0.10, count, 1, 1)
+    strength = _uniform(random, 0.01, 0.05, count, 1, 1)
     texture = np.where((which == 1)[:, None, None], stripes, patches) * strength * (which > 0)[:, None, None]
     return colour[:, :, None, None] + (gradient + texture).astype(np.float32)[:, None]
 
@@ -117,16 +118,16 @@ def _scatter(random: np.random.Generator, canvas: np.ndarray, colour: np.ndarray
     """Clutter behind the shape: up to three dots and up to two thin lines."""
     across, down = _grid(side)
     count = len(canvas)
-    for place in range(3):
+    for place in range(2):
         x, y = (_uniform(random, -1, 1, count, 1, 1) for _ in range(2))
         distance = np.sqrt((across - x) ** 2 + (down - y) ** 2) - _uniform(random, 0.05, 0.13, count, 1, 1)
-        shown = random.integers(0, 4, count) > place
+        shown = random.integers(0, 3, count) > place
         _blend(canvas, colour, _smooth(distance, 2 / side) * shown[:, None, None])
-    for place in range(2):
+    for place in range(1):
         angle = random.random(count) * np.pi
         cosine, sine = (f(angle).astype(np.float32)[:, None, None] for f in (np.cos, np.sin))
         distance = np.abs(cosine * across + sine * down - _uniform(random, -0.9, 0.9, count, 1, 1)) - np.float32(0.03)
-        shown = random.integers(0, 3, count) > place
+        shown = random.integers(0, 2, count) > place
         _blend(canvas, colour, 0.7 * _smooth(distance, 2 / side) * shown[:, None, None])
 
 
@@ -136,21 +137,31 @@ def _smooth(distance: Field, pixel: float | np.ndarray) -> Field:
 
 
 def _coverage(random: np.random.Generator, kind: np.ndarray, side: int) -> Field:
-    """Share of every pixel that each picture's shape covers, at a random place, scale and turn."""
+    """Share of every pixel that a picture's shapes cover: four on a ring, each with its own scale and turn.
+
+    Four of a kind, so that what a random crop shows is still of that kind; the ring lies anywhere, so that pixels do
+    not line up.
+    """
     across, down = _grid(side)
     count = len(kind)
-    scale = _uniform(random, 0.38, 0.66, count, 1, 1)
-    reach = 1 - scale
-    x, y = (_uniform(random, -0.95, 0.95, count, 1, 1) * reach for _ in range(2))
-    angle = (random.random(count) - 0.5) * 2 * np.radians(35)
-    cosine, sine = (f(angle).astype(np.float32)[:, None, None] for f in (np.cos, np.sin))
-    stretch = _uniform(random, 0.88, 1.12, count, 1, 1)
-    u = (cosine * (across - x) + sine * (down - y)) / (scale * stretch)
-    v = (cosine * (down - y) - sine * (across - x)) / scale
-    coverage = np.empty((count, side, side), dtype=np.float32)
-    for number, distance in enumerate(CLASSES.values()):
-        mine = kind == number
-        coverage[mine] = _smooth(distance(u[mine], v[mine]) * scale[mine], 2 / side)
+    coverage = np.zeros((count, side, side), dtype=np.float32)
+    ring = random.random(count) * np.pi / 2
+    radius = _uniform(random, 0.55, 0.80, count, 1, 1)
+    shift_x, shift_y = (_uniform(random, -0.25, 0.25, count, 1, 1) for _ in range(2))
+    for quarter in range(4):
+        at = ring + quarter * np.pi / 2
+        x = shift_x + radius * np.cos(at).astype(np.float32)[:, None, None]
+        y = shift_y + radius * np.sin(at).astype(np.float32)[:, None, None]
+        scale = _uniform(random, 0.30, 0.46, count, 1, 1)
+        angle = (random.random(count) - 0.5) * 2 * np.radians(35)
+        cosine, sine = (f(angle).astype(np.float32)[:, None, None] for f in (np.cos, np.sin))
+        stretch = _uniform(random, 0.88, 1.12, count, 1, 1)
+        u = (cosine * (across - x) + sine * (down - y)) / (scale * stretch)
+        v = (cosine * (down - y) - sine * (across - x)) / scale
+        for number, distance in enumerate(CLASSES.values()):
+            mine = kind == number
+            inside = _smooth(distance(u[mine], v[mine]) * scale[mine], 2 / side)
+            coverage[mine] = np.maximum(coverage[mine], inside)
     return coverage
 
 

@@ -1,0 +1,5 @@
+import sys
+
+from psm.cli import main
+
+sys.exit(main())

@@ -1,0 +1,34 @@
+"""Checkpoints: written atomically, read without unpickling anything but tensors and plain containers."""
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch.plugins.io import CheckpointIO
+
+from psm.errors import UserError
+from psm.run import write_atomically
+
+
+class AtomicCheckpoints(CheckpointIO):
+    """Lightning's own writes through a temporary folder that may lie on another disk, where a move is not atomic."""
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
+        write_atomically(Path(path), lambda file: torch.save(checkpoint, file))
+
+    def load_checkpoint(self, path: str | Path, map_location: Any = "cpu", weights_only: bool | None = True) -> dict:
+        return read_checkpoint(path, map_location)
+
+    def remove_checkpoint(self, path: str | Path) -> None:
+        Path(path).unlink(missing_ok=True)
+
+
+def read_checkpoint(path: str | Path, map_location: Any = "cpu") -> dict[str, Any]:
+    """The contents of a checkpoint file, or a sentence saying why it cannot be read."""
+    try:
+        return torch.load(path, map_location=map_location, weights_only=True)
+    except pickle.UnpicklingError:
+        raise UserError(f"{path} is no checkpoint, or holds more than tensors and plain values: not loaded.") from None
+    except (RuntimeError, EOFError, OSError, ValueError, KeyError) as error:
+        raise UserError(f"{path} is not a readable checkpoint: {str(error).splitlines()[0]}.") from None

@@ -1,0 +1,150 @@
+"""The command line: parse, call, print. Nothing heavy is imported before it is needed."""
+
+import dataclasses
+import logging
+import sys
+from collections.abc import Callable, Sequence
+
+from psm import settings
+from psm.config import DataConfig, EvaluateConfig, MethodsConfig, PretrainConfig
+from psm.errors import UserError
+
+USAGE = """psm: learn image encoders from unlabelled pictures by contrastive learning with mined samples
+
+  psm pretrain out=runs/a data=cifar10 method=psm epochs=200
+  psm evaluate checkpoint=runs/a
+  psm methods [method=psm]
+  psm data [data=cifar10]
+
+Arguments are key=value, nested keys dotted (positives.k=10); config=FILE.yaml gives many at once.
+`psm COMMAND --help` lists every key of a command."""
+
+
+def pretrain(arguments: Sequence[str]) -> None:
+    wishes = settings.parse(arguments, PretrainConfig)
+    settings.build(PretrainConfig, *wishes)  # a mistyped key is answered before anything heavy is imported
+    from psm.pretraining import run_pretraining
+    from psm.report import write_page
+    from psm.run import launched
+
+    result = run_pretraining(*wishes)
+    if launched():
+        return
+    print(f"encoder: {result.out / 'encoder.safetensors'}")
+    print(f"page:    {write_page(result.out)}")
+    print(f"score:   psm evaluate checkpoint={result.out}")
+
+
+def evaluate(arguments: Sequence[str]) -> None:
+    wishes = settings.parse(arguments, EvaluateConfig)
+    settings.build(EvaluateConfig, *wishes)
+    from pathlib import Path
+
+    from psm.report import write_page
+    from psm.run import Run
+    from psm.scoring import run_evaluation
+    from psm.tables import scores_table
+
+    scores = run_evaluation(*wishes)
+    scores_table(scores)
+    folder = Path(settings.build(EvaluateConfig, *wishes).checkpoint).expanduser()
+    if folder.is_dir() and Run(folder).metrics.exists():
+        print(f"page: {write_page(folder)}")
+
+
+def methods(arguments: Sequence[str]) -> None:
+    config = settings.build(MethodsConfig, *settings.parse(arguments, MethodsConfig))
+    from psm.tables import method_table, methods_table
+
+    method_table(config.method) if config.method else methods_table()
+
+
+def data(arguments: Sequence[str]) -> None:
+    config = settings.build(DataConfig, *settings.parse(arguments, DataConfig))
+    from psm.tables import data_table, published_table
+
+    data_table(config) if config.data else published_table()
+
+
+COMMANDS: dict[str, tuple[Callable[[Sequence[str]], None], type]] = {
+    "pretrain": (pretrain, PretrainConfig),
+    "evaluate": (evaluate, EvaluateConfig),
+    "methods": (methods, MethodsConfig),
+    "data": (data, DataConfig),
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command; 0 when it went well, 2 for a user's mistake, 1 for any other failure, 130 when interrupted."""
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        return _run(arguments)
+    except UserError as error:
+        print(f"psm: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("psm: interrupted; resume=true continues a run.", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        sys.stderr.close()
+        return 1
+
+
+def _run(arguments: list[str]) -> int:
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
+        print(USAGE)
+        return 0
+    if arguments[0] in ("-V", "--version"):
+        from importlib.metadata import version
+
+        print(version("psm"))
+        return 0
+    name, *rest = arguments
+    if name not in COMMANDS:
+        import difflib
+
+        near = difflib.get_close_matches(name, COMMANDS, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else "see `psm --help`."
+        raise UserError(f"{name!r} is not a command: choose one of {', '.join(COMMANDS)}; {hint}")
+    command, schema = COMMANDS[name]
+    if any(word in ("-h", "--help", "help") for word in rest):
+        print(help_text(schema))
+        return 0
+    _speak_on_stderr()
+    command(rest)
+    return 0
+
+
+def _speak_on_stderr() -> None:
+    """Warnings are for the user's eyes; the rest goes to the run's log alone."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setLevel(logging.WARNING)
+    handler.setFormatter(logging.Formatter("psm: %(message)s"))
+    logging.getLogger("psm").addHandler(handler)
+
+
+def help_text(schema: type) -> str:
+    """Every key of a command with its type, default and a line of meaning."""
+    title = " ".join((schema.__doc__ or "").split())
+    lines = [
+        title,
+        "",
+        "key=value, nested keys dotted; config=FILE.yaml reads keys from a file first.",
+        "",
+    ]
+    table = list(settings.rows(schema))
+    width = max(len(row.key) for row in table)
+    kinds = max(len(row.type) for row in table)
+    group = ""
+    for row in table:
+        now = row.key.rpartition(".")[0]
+        if now != group:
+            group = now
+            hint = {f.name: f.type for f in dataclasses.fields(schema)}[group]
+            lines += ["", f"{' '.join((hint.__doc__ or '').split())}"]
+        lines.append(f"  {row.key:<{width}}  {row.type:<{kinds}}  {row.default:<8}  {row.meaning}")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

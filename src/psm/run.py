@@ -1,0 +1,166 @@
+"""The run folder: who may write it, what lies in it, and how it is written so that a kill leaves nothing half-done."""
+
+import fcntl
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from psm.errors import UserError
+
+
+@dataclass(frozen=True)
+class Run:
+    """Paths of a run folder."""
+
+    folder: Path
+
+    @property
+    def config(self) -> Path:
+        return self.folder / "config.yaml"
+
+    @property
+    def metrics(self) -> Path:
+        return self.folder / "metrics.jsonl"
+
+    @property
+    def checkpoint(self) -> Path:
+        return self.folder / "checkpoints" / "last.ckpt"
+
+    def snapshot(self, epoch: int) -> Path:
+        return self.folder / "checkpoints" / f"epoch-{epoch:04d}.ckpt"
+
+    @property
+    def encoder(self) -> Path:
+        return self.folder / "encoder.safetensors"
+
+    @property
+    def loading(self) -> Path:
+        return self.folder / "encoder.json"
+
+    @property
+    def log(self) -> Path:
+        return self.folder / "log.txt"
+
+    @property
+    def unreadable(self) -> Path:
+        return self.folder / "unreadable.txt"
+
+    @property
+    def scores(self) -> Path:
+        return self.folder / "scores.jsonl"
+
+    @property
+    def page(self) -> Path:
+        return self.folder / "report.html"
+
+    def check(self, resume: bool, overwrite: bool) -> None:
+        """Refuse a folder that is not empty unless the user said what to do with it."""
+        if self.folder.exists() and not self.folder.is_dir():
+            raise UserError(f"out={self.folder} is a file: name a folder that is empty or does not exist yet.")
+        if resume and overwrite:
+            raise UserError("resume=true and overwrite=true contradict each other: give one of them.")
+        if not (resume or overwrite) and self._used():
+            raise UserError(
+                f"out={self.folder} is not empty: give resume=true to continue that run, overwrite=true to replace it, "
+                "or another out."
+            )
+        if overwrite and self._used() and not self.config.exists():
+            raise UserError(
+                f"out={self.folder} is not empty and holds no run (no config.yaml): overwrite=true does not touch it, "
+                "name another out."
+            )
+
+    @contextmanager
+    def hold(self) -> Iterator[None]:
+        """Keep every other process from training into this folder. The lock dies with the process."""
+        made = not self.folder.exists()
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            lock = (self.folder / ".lock").open("a")
+        except OSError as error:
+            raise UserError(f"out={self.folder} cannot be written: {error.strerror}.") from None
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            lock.close()
+            raise UserError(
+                f"out={self.folder} is being written by another process: wait for it or name another out."
+            ) from None
+        try:
+            yield
+        finally:
+            lock.close()
+            if made and not self._used():
+                shutil.rmtree(self.folder)
+
+    def empty(self) -> None:
+        """Remove what an earlier run left, but for the lock that is held."""
+        for path in self.folder.iterdir():
+            if path.name != ".lock":
+                shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+
+    def clear_leftovers(self) -> None:
+        """Remove temporary files of a write that was killed."""
+        for path in self.folder.rglob(".writing-*"):
+            path.unlink(missing_ok=True)
+
+    def keep_metrics_until(self, step: int) -> None:
+        """Drop the lines after a step, written by a process that was killed before its next checkpoint."""
+        lines = read_lines(self.metrics)
+        write_atomically(
+            self.metrics,
+            lambda file: file.write("".join(json.dumps(x) + "\n" for x in lines if x["step"] <= step).encode()),
+        )
+
+    def _used(self) -> bool:
+        return self.folder.exists() and any(path.name != ".lock" for path in self.folder.iterdir())
+
+
+def launched() -> bool:
+    """Whether this process was started by another one of the same run, which holds the folder."""
+    return int(os.environ.get("LOCAL_RANK", "0")) > 0
+
+
+def write_atomically(path: Path, write: Callable[[BinaryIO], Any]) -> None:
+    """Write a file so that at any moment either the old or the whole new one is there."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".writing-")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            write(file)
+            file.flush()
+            os.fsync(file.fileno())
+        # A temporary file is private to its owner; a finished one is as readable as any other that the user makes.
+        umask = os.umask(0)
+        os.umask(umask)
+        Path(temporary).chmod(0o666 & ~umask)
+        Path(temporary).replace(path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def append_line(path: Path, record: dict[str, Any]) -> None:
+    """Add a record to a file of JSON lines."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a") as file:
+        file.write(json.dumps(record) + "\n")
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """The records of a file of JSON lines; a last line cut off by a kill is passed over."""
+    if not path.exists():
+        return []
+    records = []
+    for line in path.read_text().splitlines():
+        try:
+            records.append(json.loads(line))
+        except json.JSONDecodeError:
+            continue
+    return records

@@ -1,0 +1,217 @@
+"""Evaluation from a configuration: freeze an encoder, extract features, store every score with its protocol."""
+
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import lightning
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from torch import Tensor, nn
+
+from psm import networks, settings
+from psm.augment import Views
+from psm.checkpoints import read_checkpoint
+from psm.config import EvaluateConfig, PicturesConfig, PretrainConfig, ViewsConfig
+from psm.data import DataSet, Pictures, load
+from psm.errors import UserError
+from psm.evaluation import Accuracy, knn, linear
+from psm.export import Loading, find_encoder, load_encoder
+from psm.features import extract
+from psm.randomness import derived_seed, generator
+from psm.run import Run, append_line
+
+log = logging.getLogger("psm")
+
+
+@dataclass(frozen=True)
+class Score:
+    """One number that was measured, with all that it takes to measure it again."""
+
+    of: str  # the method of the encoder, "untrained encoder" or "raw pixels"
+    score: str  # knn or linear
+    top1: float
+    top5: float
+    protocol: dict[str, Any]
+
+
+def evaluate(
+    checkpoint: str | Path,
+    data: str | DataSet | None = None,
+    encoder: nn.Module | None = None,
+    **keys: Any,
+) -> list[Score]:
+    """Score a frozen encoder; the keys are those of `psm evaluate`, nested ones as dictionaries.
+
+    ``encoder`` receives the weights where the run was given a network of the user's own.
+    """
+    given = {**keys, "checkpoint": str(checkpoint)}
+    if isinstance(data, str):
+        given["data"] = data
+    return run_evaluation(given, data=None if isinstance(data, str) else data, encoder=encoder)
+
+
+def run_evaluation(
+    *wishes: Mapping[str, Any], data: DataSet | None = None, encoder: nn.Module | None = None
+) -> list[Score]:
+    """Evaluate as the merged wishes say; ``data`` stands in for what its key names."""
+    asked = settings.build(EvaluateConfig, *wishes)
+    if not asked.checkpoint:
+        raise UserError("checkpoint= is missing: give a run folder, for example checkpoint=runs/a.")
+    _check(asked)
+    file = find_encoder(asked.checkpoint)
+    trained = load_encoder(file, encoder)
+    loading: Loading = trained.loading
+    before = _trained_with(file)
+    pictures = before.pictures if before else PicturesConfig()
+    config = settings.build(EvaluateConfig, *wishes, base=EvaluateConfig(pictures=replace(pictures, size=loading.size)))
+    name = config.data or loading.data
+    data = data or load(name, config.pictures, config.progress)
+    if data.test is None:
+        raise UserError(f"data={name} has no labels to score with: give a labelled set, for example data=cifar10.")
+    device = lightning.Fabric(accelerator=config.accelerator, devices=1).device
+    views = Views(ViewsConfig(size=loading.size), data.size, loading.mean, loading.std)
+    seed = before.seed if before else None
+    protocol = {
+        "data": name,
+        "train_pictures": len(data.train),
+        "test_pictures": len(data.test),
+        "classes": len(data.classes),
+        "split": config.pictures.split if "tiny-imagenet" in name else "train / test",
+        "size": loading.size,
+        "checkpoint": str(file),
+        "which": "last",
+        "epoch": loading.epoch,
+        "pretraining_seed": seed,
+        "method": loading.method,
+        "encoder": loading.encoder,
+        "stem": loading.stem,
+        "precision": config.precision,
+        "psm": version("psm"),
+        "torch": torch.__version__,
+    }
+    subjects: list[tuple[str, nn.Module, dict[str, Any]]] = [(loading.method, trained.to(device), {})]
+    if config.baselines:
+        subjects = [*_baselines(loading, device, config.seed), *subjects]
+    out = Path(config.out).expanduser() if config.out else _home(file)
+    scores = []
+    with _bars(config.progress) as bars:
+        for of, module, differs in subjects:
+            for kind, accuracy, used in _scores(of, module, data, views, config, bars):
+                score = Score(
+                    of,
+                    kind,
+                    accuracy.top1,
+                    accuracy.top5,
+                    {**protocol, **differs, **used, "seed": config.seed},
+                )
+                append_line(
+                    out / "scores.jsonl", asdict(score) | {"at": datetime.now(UTC).isoformat(timespec="seconds")}
+                )
+                scores.append(score)
+    return scores
+
+
+def _scores(
+    of: str, module: nn.Module, data: DataSet, views: Views, config: EvaluateConfig, bars: Callable[..., Any]
+) -> Iterator[tuple[str, Accuracy, dict[str, Any]]]:
+    classes = len(data.classes)
+
+    def features(pictures: Pictures, prepare: Any = views) -> Tensor:
+        with bars(f"{of}: features", len(pictures)) as advance:
+            return extract(
+                module, pictures, prepare, batch_size=config.batch_size, precision=config.precision, advance=advance
+            )
+
+    train, test = features(data.train), features(data.test)
+    labels = data.train.labels, data.test.labels
+    if config.knn.enabled:
+        used = {"k": min(config.knn.k, len(train)), "temperature": config.knn.temperature}
+        yield "knn", knn(train, labels[0], test, labels[1], classes, config.knn), used
+    if config.linear.enabled:
+        crops = Views(
+            ViewsConfig(preset="small", size=views.size, jitter=0.0, grayscale=0.0), data.size, views.mean, views.std
+        )
+
+        def augmented(epoch: int) -> Tensor:
+            draws = generator(config.seed, "linear views", epoch)
+            return features(data.train, lambda x: crops.apply(x, crops.draw(len(x), draws, views=1).to(x.device))[0])
+
+        with bars(f"{of}: linear", config.linear.epochs) as advance:
+            accuracy = linear(
+                augmented if config.linear.augment else lambda epoch: train,
+                labels[0],
+                test,
+                labels[1],
+                classes,
+                config.linear,
+                config.seed,
+                advance=lambda epoch: advance(1),
+            )
+        yield "linear", accuracy, {k: v for k, v in asdict(config.linear).items() if k != "enabled"}
+
+
+def _baselines(loading: Loading, device: torch.device, seed: int) -> list[tuple[str, nn.Module, dict[str, Any]]]:
+    rows: list[tuple[str, nn.Module, dict[str, Any]]] = [
+        ("raw pixels", nn.Flatten(), {"encoder": "none", "stem": "none", "epoch": 0, "method": "none"})
+    ]
+    if loading.encoder == "custom":
+        log.warning("an untrained encoder cannot be made for a network of the user's own: that row is left out.")
+        return rows
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(derived_seed(seed, "weights"))
+        untrained = networks.encoder(loading.encoder, loading.stem, loading.size)
+    return [*rows, ("untrained encoder", untrained.to(device), {"epoch": 0, "method": "none"})]
+
+
+def _home(file: Path) -> Path:
+    """The run folder of a file within one, else the file's own folder."""
+    return file.parent.parent if file.parent.name == "checkpoints" else file.parent
+
+
+def _trained_with(file: Path) -> PretrainConfig | None:
+    """The configuration that the encoder was trained with, where it is known."""
+    if file.suffix == ".ckpt":
+        return settings.build(PretrainConfig, read_checkpoint(file)["psm"]["config"])
+    stored = Run(_home(file)).config
+    return settings.build(PretrainConfig, settings.read_yaml(stored)) if stored.exists() else None
+
+
+def _check(config: EvaluateConfig) -> None:
+    at_least = (
+        ("knn.k", config.knn.k, 1),
+        ("linear.epochs", config.linear.epochs, 1),
+        ("linear.batch_size", config.linear.batch_size, 1),
+        ("batch_size", config.batch_size, 1),
+    )
+    for name, value, least in at_least:
+        if value < least:
+            raise UserError(f"{name}={value} is too small: give {least} or more.")
+    if config.knn.temperature <= 0:
+        raise UserError(f"knn.temperature={config.knn.temperature} must be above 0; 0.1 is usual.")
+    if not (config.knn.enabled or config.linear.enabled):
+        raise UserError("knn.enabled=false and linear.enabled=false leave nothing to score: keep one of them.")
+
+
+@contextmanager
+def _bars(shown: bool) -> Iterator[Callable[..., Any]]:
+    """A function that shows a bar for a named piece of work and yields how to advance it."""
+    if not shown:
+        yield lambda name, total: nullcontext(lambda count: None)
+        return
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+
+        @contextmanager
+        def bar(name: str, total: int) -> Iterator[Callable[[int], None]]:
+            task = progress.add_task(name, total=total)
+            yield lambda count: progress.update(task, advance=count)
+            progress.remove_task(task)
+
+        yield bar

@@ -1,0 +1,114 @@
+"""Tables on the terminal: methods, data sets, scores."""
+
+from collections.abc import Iterable
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.table import Table
+
+from psm.config import DataConfig
+from psm.errors import UserError
+from psm.methods import METHODS, find
+
+if TYPE_CHECKING:
+    from psm.scoring import Score
+
+
+def methods_table() -> None:
+    table = Table("method", "positives", "k", "weights", "negatives", "loss", "bank", "target", title="Methods")
+    for row in METHODS.values():
+        parts = row.composition
+        positives = "key + mined neighbours" if parts.positives.rule == "neighbours" else "key"
+        negatives = f"other images, PNSM a={parts.negatives.a}" if parts.negatives.pnsm else "other images"
+        terms = {"L_soft": parts.loss.soft, "L_hard": parts.loss.hard}
+        loss = " + ".join(f"{weight:g} {term}" for term, weight in terms.items() if weight)
+        table.add_row(
+            row.name,
+            positives,
+            str(parts.positives.k),
+            parts.positives.weighting,
+            negatives,
+            loss,
+            str(parts.bank.size),
+            f"EMA {parts.target.momentum:g}",
+        )
+    Console().print(table)
+
+
+def method_table(name: str) -> None:
+    method = find(name)
+    table = Table("key", "value", "meaning", title=method.title, caption=method.reference)
+    for group in fields(method.composition):
+        part = getattr(method.composition, group.name)
+        for f in fields(part):
+            value = getattr(part, f.name)
+            shown = str(value).lower() if isinstance(value, bool) else str(value)
+            table.add_row(f"{group.name}.{f.name}", shown, f.metadata["meaning"])
+    Console().print(table)
+
+
+def scores_table(scores: Iterable["Score"]) -> None:
+    """A row for each thing that was scored, a column for each score."""
+    scores = list(scores)
+    kinds = list(dict.fromkeys(score.score for score in scores))
+    protocol = scores[0].protocol
+    caption = (
+        f"{protocol['data']}: {protocol['train_pictures']:,} training and {protocol['test_pictures']:,} test pictures, "
+        f"{protocol['classes']} classes; encoder {protocol['encoder']}, epoch {scores[-1].protocol['epoch']}"
+    )
+    table = Table("", *(f"{kind} top-{n}" for kind in kinds for n in (1, 5)), caption=caption)
+    for of in dict.fromkeys(score.of for score in scores):
+        cells = {score.score: score for score in scores if score.of == of}
+        table.add_row(of, *(f"{x:.2f}" for kind in kinds for x in (cells[kind].top1, cells[kind].top5)))
+    Console().print(table)
+
+
+def published_table() -> None:
+    from psm.data.catalogue import published
+
+    rows = published()
+    table = Table(*rows[0]._fields, title="Data sets by name; any folder of pictures works too")
+    for row in rows:
+        table.add_row(*(f"{x:,}" if isinstance(x, int) else str(x) for x in row))
+    Console().print(table)
+
+
+def data_table(config: DataConfig) -> None:
+    from psm.data import load
+
+    data = load(config.data, config.pictures)
+    table = Table("", "", title=data.name, show_header=False)
+    table.add_row("training pictures", f"{len(data.train):,}")
+    table.add_row("test pictures", f"{len(data.test):,}" if data.test is not None else "none")
+    table.add_row("classes", ", ".join(data.classes[:20]) + (" …" * (len(data.classes) > 20)) or "unlabelled")
+    table.add_row("held at", f"{data.size} x {data.size} pixels")
+    table.add_row("unreadable files", str(len(data.unreadable)))
+    Console().print(table)
+    for file, reason in data.unreadable[:20]:
+        print(f"unreadable: {file}: {reason}")
+    if config.sheet:
+        _sheet(data, Path(config.sheet).expanduser())
+
+
+def _sheet(data, path: Path) -> None:
+    """A contact sheet: rows of pictures, a row a class where labels exist."""
+    import torch
+    from PIL import Image
+
+    if path.suffix.lower() != ".png":
+        raise UserError(f"sheet={path} must end in .png.")
+    columns = 16
+    if data.classes:
+        rows = [(data.train.labels == c).nonzero().flatten()[:columns] for c in range(min(len(data.classes), 20))]
+    else:
+        rows = list(torch.linspace(0, len(data.train) - 1, min(len(data.train), 8 * columns)).long().split(columns))
+    size = data.size + 2
+    sheet = torch.full((len(rows) * size, columns * size, 3), 255, dtype=torch.uint8)
+    for y, row in enumerate(rows):
+        for x, picture in enumerate(data.train.take(row)):
+            sheet[y * size : y * size + size - 2, x * size : x * size + size - 2] = picture.permute(1, 2, 0)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(sheet.numpy()).save(path)
+    print(f"sheet: {path}")

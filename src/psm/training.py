@@ -1,0 +1,174 @@
+"""One step of pretraining as a Lightning module: views, networks, loss, then the target's and the bank's update."""
+
+from dataclasses import asdict, replace
+from typing import Any, NamedTuple
+
+import lightning
+import torch
+from torch import Tensor, nn
+
+from psm import settings
+from psm.augment import Views
+from psm.bank import Bank
+from psm.batches import Batch, Batches, share
+from psm.config import PretrainConfig
+from psm.contrast import contrast
+from psm.data import Pictures
+from psm.distributed import gather, join_batch_norm
+from psm.export import Loading
+from psm.methods import Composition
+from psm.randomness import generator
+from psm.schedule import learning_rate
+from psm.topology import Embeddings, OnlineAndTarget, pairs
+
+
+class Meter(nn.Module):
+    """Means over an epoch, summed on the device: nothing in a step waits for it. Part of the checkpoint."""
+
+    total: Tensor
+    count: Tensor
+
+    def __init__(self, names: tuple[str, ...]):
+        super().__init__()
+        self.names = names
+        self.register_buffer("total", torch.zeros(len(names)))
+        self.register_buffer("count", torch.zeros((), dtype=torch.long))
+
+    @torch.no_grad()
+    def update(self, facts: dict[str, Tensor]) -> None:
+        self.total += torch.stack([facts[name].float() for name in self.names])
+        self.count += 1
+
+    def means(self) -> dict[str, float]:
+        return dict(zip(self.names, (self.total / self.count).tolist(), strict=True))
+
+    def reset(self) -> None:
+        self.total.zero_()
+        self.count.zero_()
+
+
+class Latest(NamedTuple):
+    """What the latest step leaves behind for the bank and for diagnostics; no gradient."""
+
+    features: Tensor  # (2B, F), of this process's pictures
+    projection: Tensor  # (2, N, D)
+    keys: Tensor  # (N, D), of view 2
+    ids: Tensor  # (N,)
+
+
+def step_loss(
+    networks: OnlineAndTarget,
+    views: Tensor,
+    ids: Tensor,
+    composition: Composition,
+    bank: Bank | None,
+    draws: torch.Generator | None,
+) -> tuple[Tensor, dict[str, Tensor], Latest]:
+    """The loss of the batch that all processes hold together, the mean over directions, from this one's views.
+
+    In at least single precision whatever the networks compute in.
+    """
+    embeddings, features = networks(views)
+    joined = Embeddings(*(gather(x, dim=1) for x in embeddings))
+    ids = gather(ids)
+    with torch.autocast(views.device.type, enabled=False):
+        directions = pairs(joined, composition.loss.symmetric)
+        outcomes = [contrast(pair, composition, bank, ids, draws) for pair in directions]
+    loss = torch.stack([outcome.loss for outcome in outcomes]).mean()
+    facts = {name: torch.stack([o.facts[name] for o in outcomes]).mean() for name in outcomes[0].facts}
+    return loss, facts, Latest(features.detach(), joined.projection.detach(), joined.key[1], ids)
+
+
+class Pretraining(lightning.LightningModule):
+    """Owns the networks and the bank. Every random draw depends on the seed and the step alone."""
+
+    def __init__(
+        self,
+        networks: OnlineAndTarget,
+        composition: Composition,
+        views: Views,
+        pictures: Pictures,
+        config: PretrainConfig,
+        loading: Loading,
+    ):
+        super().__init__()
+        self.networks = networks
+        self.composition = composition
+        self.config = config
+        self.bank = Bank(composition.bank.size, config.heads.out) if composition.mines else None
+        mining = ("mined_similarity", "mined_share", "bank_fill") if self.bank else ()
+        self.meter = Meter(("loss", "chance", "negatives_kept", *mining))
+        self.loading = loading
+        self.views = views
+        self.pictures = pictures
+        self.latest: Latest | None = None
+        # The bank is the same on all ranks by construction; DDP would broadcast it anew at every step.
+        self._ddp_params_and_buffers_to_ignore = [f"bank.{name}" for name in ("rows", "ids", "pointer", "fill")]
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return len(self.pictures) // self.config.batch_size
+
+    def setup(self, stage: str) -> None:
+        if self.trainer.world_size > 1 and self.config.join_batch_norm:
+            join_batch_norm(self.networks, self.trainer.strategy.root_device)
+
+    def train_dataloader(self) -> Batches:
+        trainer = self.trainer
+        return Batches(
+            self.pictures,
+            self.config.batch_size,
+            self.config.seed,
+            step=lambda: trainer.global_step,
+            rank=trainer.global_rank,
+            world=trainer.world_size,
+            pin=trainer.strategy.root_device.type == "cuda",
+        )
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        optim = self.config.optim
+        learned = [p for p in self.networks.parameters() if p.requires_grad]
+        return torch.optim.SGD(
+            learned, lr=optim.warmup_lr, momentum=optim.momentum, weight_decay=optim.weight_decay, foreach=True
+        )
+
+    def learning_rate(self, step: int) -> float:
+        optim, steps = self.config.optim, self.config.epochs * self.steps_per_epoch
+        return learning_rate(step, steps, round(optim.warmup * steps), optim.lr, optim.warmup_lr)
+
+    def loading_now(self) -> Loading:
+        return replace(self.loading, epoch=self.trainer.global_step // self.steps_per_epoch)
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        checkpoint["psm"] = {"config": settings.to_dict(self.config), "loading": asdict(self.loading_now())}
+
+    def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
+        for group in self.optimizers().optimizer.param_groups:
+            group["lr"] = self.learning_rate(batch.step)
+
+    def two_views(self, batch: Batch) -> Tensor:
+        """Views (2, B, 3, H, W). The draws are made for the global batch, so sharing it out changes no view."""
+        size = self.config.batch_size
+        draws = self.views.draw(size, generator(self.config.seed, "views", batch.step))
+        mine = draws[share(size, self.trainer.global_rank, self.trainer.world_size)].to(self.device, non_blocking=True)
+        views = self.views.apply(batch.pictures, mine, channels_last=bool(self.config.channels_last))
+        return views.to(self.dtype)
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        draws = generator(self.config.seed, "negatives", batch.step, device=self.device)
+        loss, facts, self.latest = step_loss(
+            self.networks, self.two_views(batch), batch.ids, self.composition, self.bank, draws
+        )
+        self.meter.update({"loss": loss.detach(), **facts})
+        return loss
+
+    def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
+        """Once both directions are computed and the weights moved: the target follows, the view-2 keys are enqueued.
+
+        Lightning calls callbacks before the module's own hooks, so that in a hook of the module these updates would
+        be missing from a checkpoint that a callback writes after the step.
+        """
+        super().optimizer_step(*args, **kwargs)
+        self.networks.follow(self.composition.target.momentum)
+        if self.bank is not None:
+            self.bank.push(self.latest.keys, self.latest.ids)

@@ -1,0 +1,43 @@
+"""Small things that many tests share."""
+
+import os
+
+import pytest
+import torch
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # test processes run side by side
+# Some virtual machines announce AMX but trap on it; bfloat16 tests would die there of an illegal instruction.
+os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
+torch.set_num_threads(1)
+
+# A run that takes about a second: few pictures, a narrow network of the user's own would not resume from the shell.
+SMALL = {
+    "data": "shapes",
+    "encoder": "tiny",
+    "epochs": 2,
+    "batch_size": 32,
+    "pictures": {"limit": 100, "size": 16},
+    "heads": {"hidden": 24, "out": 12},
+    "bank": {"size": 50},
+    "positives": {"k": 3},
+    "monitor": {"pictures": 60, "test_pictures": 40},
+    "progress": False,
+}
+
+
+@pytest.fixture
+def small():
+    """Settings of a very small run."""
+    return {name: dict(value) if isinstance(value, dict) else value for name, value in SMALL.items()}
+
+
+@pytest.fixture(scope="session")
+def small_arguments():
+    """The same as command-line arguments."""
+    arguments = []
+    for name, value in SMALL.items():
+        if isinstance(value, dict):
+            arguments += [f"{name}.{inner}={v}" for inner, v in value.items()]
+        else:
+            arguments.append(f"{name}={str(value).lower()}")
+    return arguments

@@ -1,0 +1,404 @@
+"""Training: what a step does and in which order, resume bit for bit, health, NaN, odd sizes."""
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+import psm
+from psm.augment import Views
+from psm.batches import Batches
+from psm.checkpoints import read_checkpoint
+from psm.config import PicturesConfig, ViewsConfig
+from psm.contrast import contrast
+from psm.data import DataSet, Pictures, load
+from psm.errors import UserError
+from psm.health import feature_health, in_words
+from psm.recording import Diverged
+from psm.topology import OnlineAndTarget, pairs
+from psm.training import Pretraining
+
+
+def state(out, name="last.ckpt"):
+    return read_checkpoint(out / "checkpoints" / name)
+
+
+def same(a, b):
+    assert a.keys() == b.keys()
+    return all(torch.equal(a[name], b[name]) for name in a)
+
+
+def networks(width=7, hidden=5, out=3):
+    """Unequal dimensions everywhere, so that no head can be fed another's features."""
+
+    def head(inputs, outputs):
+        return nn.Sequential(nn.Linear(inputs, hidden), nn.BatchNorm1d(hidden), nn.ReLU(), nn.Linear(hidden, outputs))
+
+    encoder = nn.Sequential(nn.Flatten(), nn.Linear(3 * 4 * 4, width), nn.BatchNorm1d(width))
+    return OnlineAndTarget(encoder, head(width, out), head(out, out))
+
+
+def test_topology_feeds_each_head_what_it_should():
+    nets, views = networks(), torch.randn(2, 6, 3, 4, 4)
+    nets.eval()
+    with torch.no_grad():
+        for parameter in nets.target.parameters():
+            parameter.add_(0.1)
+    embeddings, features = nets(views)
+    z = nets.projector(nets.encoder(views.flatten(0, 1)))
+    assert torch.equal(embeddings.projection.flatten(0, 1), z)
+    assert torch.equal(embeddings.query.flatten(0, 1), nets.predictor(z))
+    assert torch.equal(embeddings.key.flatten(0, 1), nets.target(views.flatten(0, 1)))
+    assert not embeddings.key.requires_grad
+    assert features.shape == (12, 7)
+    forth, back = pairs(embeddings)
+    unit = nn.functional.normalize
+    assert torch.equal(forth.query, unit(embeddings.query[0], dim=-1))
+    assert torch.equal(forth.key, unit(embeddings.key[1], dim=-1))
+    assert torch.equal(forth.projection, unit(embeddings.projection[0], dim=-1))
+    assert torch.equal(forth.other, unit(embeddings.key[0], dim=-1))
+    assert torch.equal(back.query, unit(embeddings.query[1], dim=-1))
+    assert torch.equal(back.other, forth.key)
+    assert len(list(pairs(embeddings, symmetric=False))) == 1
+
+
+def test_target_follows_parameters_and_keeps_its_own_statistics():
+    nets = networks()
+    before = {name: value.clone() for name, value in nets.target.state_dict().items()}
+    with torch.no_grad():
+        for parameter in nets.encoder.parameters():
+            parameter.add_(1.0)
+    nets.encoder[2].running_mean.fill_(9.0)
+    nets.follow(0.9)
+    online = nn.Sequential(nets.encoder, nets.projector).state_dict()
+    for name, value in nets.target.state_dict().items():
+        if "running" in name or "num_batches" in name:
+            assert torch.equal(value, before[name])
+        else:
+            assert torch.allclose(value, 0.9 * before[name] + 0.1 * online[name], atol=1e-6)
+    nets(torch.randn(2, 6, 3, 4, 4))
+    assert nets.target[0][2].num_batches_tracked == 1
+    assert all(not p.requires_grad for p in nets.target.parameters())
+
+
+def test_run_folder(tmp_path, small):
+    result = psm.pretrain(tmp_path / "a", **small)
+    assert [m["epoch"] for m in result.metrics] == [1, 2]
+    assert {p.name for p in result.out.iterdir()} >= {
+        "config.yaml", "metrics.jsonl", "checkpoints", "encoder.safetensors", "encoder.json", "log.txt",
+    }  # fmt: skip
+    for record in result.metrics:
+        for name in ("loss", "chance", "feature_std", "effective_rank", "alignment", "uniformity", "negatives_kept"):
+            assert math.isfinite(record[name])
+        assert 0 < record["negatives_kept"] < 1
+        assert 0 <= record["knn"] <= 100
+    assert result.metrics[-1]["bank_fill"] == 1
+    assert result.metrics[-1]["mined_share"] == 1
+    loaded = psm.load_encoder(result.out)
+    assert same(loaded.state_dict(), result.encoder.state_dict())
+    assert json.loads((result.out / "encoder.json").read_text())["width"] == 256
+    assert not list(result.out.rglob(".writing-*"))
+
+
+def test_same_seed_same_weights_other_seed_other_weights(tmp_path, small):
+    states = [
+        psm.pretrain(tmp_path / name, **small, seed=seed).encoder.state_dict()
+        for name, seed in (("a", 1), ("b", 1), ("c", 2))
+    ]
+    assert same(states[0], states[1])
+    assert not same(states[0], states[2])
+
+
+def test_labels_change_nothing(tmp_path, small):
+    small["pictures"] = PicturesConfig(limit=100, size=16)
+    data = load("shapes", small.pop("pictures"), progress=False)
+    blind = DataSet("shapes", Pictures(data.train.take(torch.arange(len(data.train)))), None, ())
+    del small["data"]
+    seeing = psm.pretrain(tmp_path / "a", data=data, **small)
+    unseeing = psm.pretrain(tmp_path / "b", data=blind, **small)
+    assert same(seeing.encoder.state_dict(), unseeing.encoder.state_dict())
+    assert "knn" in seeing.metrics[0]
+    assert "knn" not in unseeing.metrics[0]
+
+
+class Interruption(Exception):
+    pass
+
+
+def test_resumed_equals_uninterrupted(tmp_path, small, monkeypatch):
+    """Stopped within and between epochs; no step is repeated and each loss is the same to the bit."""
+    small["save"] = {"every_steps": 1}
+    whole = psm.pretrain(tmp_path / "whole", **small)
+    step, losses, stops = Pretraining.training_step, {}, [1, 3, 4, 5]
+
+    def training_step(self, batch, index):
+        if stops and batch.step == stops[0]:
+            stops.pop(0)
+            raise Interruption
+        loss = step(self, batch, index)
+        losses.setdefault(batch.step, []).append(loss.item())
+        return loss
+
+    monkeypatch.setattr(Pretraining, "training_step", training_step)
+    for _ in range(4):
+        with pytest.raises(Interruption):
+            psm.pretrain(tmp_path / "parts", **small, resume=True)
+    parts = psm.pretrain(tmp_path / "parts", resume=True, progress=False)
+    assert sorted(losses) == list(range(6))
+    assert all(len(values) == 1 for values in losses.values())
+    assert same(whole.encoder.state_dict(), parts.encoder.state_dict())
+    a, b = state(whole.out), state(parts.out)
+    assert same(a["state_dict"], b["state_dict"])
+    for one, other in zip(whole.metrics, parts.metrics, strict=True):
+        assert {k: v for k, v in one.items() if k not in ("seconds", "images_per_second")} == {
+            k: v for k, v in other.items() if k not in ("seconds", "images_per_second")
+        }
+
+
+def test_killed_and_resumed_ends_with_the_same_weights(tmp_path, small_arguments):
+    """A real process, killed with SIGKILL several times at whatever it was doing."""
+    command = [sys.executable, "-m", "psm", "pretrain", *small_arguments, "epochs=6", "save.every_steps=1"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    subprocess.run([*command, f"out={tmp_path / 'whole'}"], check=True, env=environment, capture_output=True)
+    out, kills = tmp_path / "parts", 0
+    for goal in (1, 5, 8, 13):
+        resumed = [*command, f"out={out}", "resume=true"]
+        process = subprocess.Popen(resumed, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        while process.poll() is None:
+            if (out / "checkpoints" / "last.ckpt").exists() and _steps(out) >= goal:
+                time.sleep(0.003 * goal)  # lands within a step, a write or between two
+                process.send_signal(signal.SIGKILL)
+                process.wait()
+        kills += process.returncode == -signal.SIGKILL
+    assert kills >= 3
+    subprocess.run(
+        [sys.executable, "-m", "psm", "pretrain", f"out={out}", "resume=true", "progress=false"],
+        check=True, env=environment, capture_output=True,
+    )  # fmt: skip
+    assert same(load_file(tmp_path / "whole" / "encoder.safetensors"), load_file(out / "encoder.safetensors"))
+    assert same(state(tmp_path / "whole")["state_dict"], state(out)["state_dict"])
+    assert not list(out.rglob(".writing-*"))
+    assert len((out / "metrics.jsonl").read_text().splitlines()) == 6
+
+
+def _steps(out):
+    try:
+        return read_checkpoint(out / "checkpoints" / "last.ckpt")["global_step"]
+    except (UserError, OSError):
+        return -1
+
+
+def test_resume_refuses_other_settings_and_starts_afresh(tmp_path, small):
+    (tmp_path / "a").mkdir()
+    psm.pretrain(tmp_path / "a", **small, resume=True)
+    with pytest.raises(UserError, match="epochs=9 differs from epochs=2"):
+        psm.pretrain(tmp_path / "a", resume=True, epochs=9)
+    done = psm.pretrain(tmp_path / "a", resume=True, progress=False)
+    assert len(done.metrics) == 2
+
+
+def test_out_is_not_overwritten(tmp_path, small):
+    psm.pretrain(tmp_path / "a", **small)
+    with pytest.raises(UserError, match="is not empty"):
+        psm.pretrain(tmp_path / "a", **small)
+    psm.pretrain(tmp_path / "a", **small, overwrite=True)
+    (tmp_path / "precious").mkdir()
+    (tmp_path / "precious" / "thesis.txt").write_text("x")
+    with pytest.raises(UserError, match="holds no run"):
+        psm.pretrain(tmp_path / "precious", **small, overwrite=True)
+    assert (tmp_path / "precious" / "thesis.txt").exists()
+
+
+def test_a_mistake_leaves_nothing_behind(tmp_path, small):
+    for mistake in ({"method": "pms"}, {"encoder": "resnet"}, {"data": "cifar11"}, {"views": {"flip": 2.0}},
+                    {"precision": "17"}, {"loggers": ["nope"]}, {"epochs": 0}, {"stem": "large"}):  # fmt: skip
+        with pytest.raises(UserError):
+            psm.pretrain(tmp_path / "a", **(small | mistake))
+        assert not (tmp_path / "a").exists(), mistake
+
+
+def test_two_processes_cannot_share_a_folder(tmp_path, small):
+    from psm.run import Run
+
+    with Run(tmp_path / "a").hold(), pytest.raises(UserError, match="another process"):
+        psm.pretrain(tmp_path / "a", **small)
+
+
+class Poison(nn.Module):
+    """An encoder that works for some passes and then gives NaN."""
+
+    def __init__(self, passes):
+        super().__init__()
+        self.linear, self.passes = nn.Linear(3, 8), passes
+
+    def forward(self, pictures):
+        features = self.linear(pictures.mean((2, 3)))
+        if self.training:
+            self.passes -= 1
+            if self.passes < 0:
+                features = features * torch.nan
+        return features
+
+
+def test_nan_stops_the_run_and_leaves_the_last_good_checkpoint(tmp_path, small):
+    del small["encoder"]
+    with pytest.raises(Diverged, match="loss became nan in epoch 2"):
+        psm.pretrain(tmp_path / "a", encoder=Poison(4), **small)
+    checkpoint = state(tmp_path / "a")
+    assert checkpoint["global_step"] == 3
+    assert all(torch.isfinite(v).all() for v in checkpoint["state_dict"].values())
+    assert "nan" in (tmp_path / "a" / "log.txt").read_text()
+
+
+def test_short_sets(tmp_path, small):
+    """Fewer pictures than a batch train as one batch; one picture is refused."""
+    del small["data"]
+
+    def data(count):
+        return DataSet("few", Pictures(torch.randint(0, 255, (count, 3, 16, 16), dtype=torch.uint8)), None, ())
+
+    result = psm.pretrain(tmp_path / "a", data=data(9), **small)
+    assert result.config.batch_size == 8
+    assert result.metrics[-1]["step"] == 2
+    with pytest.raises(UserError, match="at least 2"):
+        psm.pretrain(tmp_path / "b", data=data(1), **small)
+    assert not (tmp_path / "b").exists()
+
+
+def test_batches_cover_the_epoch_and_follow_the_step():
+    pictures = Pictures(torch.arange(11, dtype=torch.uint8).view(11, 1, 1, 1).expand(11, 3, 2, 2).clone())
+    batches = Batches(pictures, 3, seed=5)
+    epoch = list(batches)
+    ids = torch.cat([b.ids for b in epoch])
+    assert len(epoch) == len(batches) == 3
+    assert len(ids.unique()) == 9
+    assert all(torch.equal(b.pictures[:, 0, 0, 0].long(), b.ids) for b in epoch)
+    later = list(Batches(pictures, 3, seed=5, step=lambda: 1))
+    assert [b.step for b in later] == [1, 2]
+    assert torch.equal(later[0].ids, epoch[1].ids)
+    following = list(Batches(pictures, 3, seed=5, step=lambda: 3))
+    assert following[0].step == 3
+    assert not torch.equal(torch.cat([b.ids for b in following]), ids)
+
+
+def test_shares_of_a_batch_join_to_the_batch():
+    pictures = Pictures(torch.randint(0, 255, (20, 3, 2, 2), dtype=torch.uint8))
+    whole = list(Batches(pictures, 6, seed=5))
+    parts = [list(Batches(pictures, 6, seed=5, rank=rank, world=2)) for rank in range(2)]
+    for step, batch in enumerate(whole):
+        assert torch.equal(batch.ids, torch.cat([part[step].ids for part in parts]))
+    with pytest.raises(ValueError, match="evenly"):
+        Batches(pictures, 5, seed=0, world=2)
+
+
+def test_bank_is_pushed_once_after_both_directions(tmp_path, small, monkeypatch):
+    seen = []
+    monkeypatch.setattr(
+        "psm.training.contrast",
+        lambda pair, composition, bank, ids, draws: (
+            seen.append((int(bank.pointer), int(bank.fill), bool(torch.isin(ids, bank.ids).any()), len(ids)))
+            or contrast(pair, composition, bank, ids, draws)
+        ),
+    )
+    small["pictures"]["limit"] = 96
+    psm.pretrain(tmp_path / "a", **small, trainer={"max_steps": 2})
+    first, second = seen[:2], seen[2:4]
+    assert first[0] == first[1] == (0, 0, False, 32)
+    assert second[0] == second[1] == (32, 32, False, 32)  # another batch of the same epoch: no own id among candidates
+
+
+def test_health_of_spread_and_collapsed_features():
+    torch.manual_seed(0)
+    spread = feature_health(torch.randn(400, 20), torch.randn(2, 200, 20))
+    assert spread["feature_std"] == pytest.approx(1, abs=0.05)
+    assert 18 < spread["effective_rank"] <= 20
+    same_views = torch.randn(1, 50, 8).expand(2, -1, -1)
+    assert feature_health(torch.randn(100, 8), same_views)["alignment"] == pytest.approx(0, abs=1e-9)
+    collapsed = feature_health(torch.ones(10, 4), torch.ones(2, 5, 4))
+    assert collapsed["feature_std"] == pytest.approx(0, abs=1e-6)
+    assert collapsed["effective_rank"] == 1
+    assert collapsed["uniformity"] == pytest.approx(0, abs=1e-9)
+    line = torch.outer(torch.linspace(-1, 1, 30), torch.randn(6))
+    assert feature_health(line, torch.randn(2, 15, 6))["effective_rank"] == pytest.approx(1, abs=1e-6)
+
+
+def test_words():
+    well = {"epoch": 3, "loss": 10.0, "chance": 14.0, "feature_std": 0.8, "effective_rank": 30.0, "bank_fill": 1.0}
+    assert in_words([well, well]) == []
+    (collapse,) = in_words([well, well | {"feature_std": 0.001}])
+    assert collapse.startswith("Collapse")
+    pinned = well | {"loss": 13.99}
+    (sentence,) = in_words([pinned, pinned])
+    assert "pinned at chance" in sentence
+    assert "learning rate" in sentence
+    assert in_words([well, pinned]) == []  # not yet two epochs
+    filling = pinned | {"bank_fill": 0.7}
+    assert in_words([filling, filling]) == []
+    assert "collapsed" in in_words([pinned | {"feature_std": 0.0}] * 2)[1]
+    assert "became nan" in in_words([{"epoch": 1, "loss": math.nan}])[0]
+
+
+def test_collapse_is_said(tmp_path, small, caplog):
+    class Constant(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.bias = nn.Parameter(torch.ones(8))
+
+        def forward(self, pictures):
+            return self.bias.expand(len(pictures), -1)
+
+    del small["encoder"]
+    psm.pretrain(tmp_path / "a", encoder=Constant(), **small)
+    assert "Collapse" in caplog.text
+
+
+def test_own_encoder_comes_back(tmp_path, small):
+    def own():
+        return nn.Sequential(nn.Conv2d(3, 6, 3, 2), nn.BatchNorm2d(6), nn.ReLU())
+
+    del small["encoder"]
+    result = psm.pretrain(tmp_path / "a", encoder=own(), **small)
+    with pytest.raises(UserError, match="module="):
+        psm.load_encoder(result.out)
+    loaded = psm.load_encoder(result.out, module=own())
+    assert same(loaded.state_dict(), result.encoder.state_dict())
+    assert "0.weight" in load_file(result.out / "encoder.safetensors")
+    assert same(psm.load_encoder(result.out / "checkpoints" / "last.ckpt", own()).state_dict(), loaded.state_dict())
+
+
+@pytest.mark.parametrize("precision", ["bf16-mixed", "bf16-true", "64-true"])
+def test_precisions(tmp_path, small, precision):
+    result = psm.pretrain(tmp_path / "a", **small, precision=precision)
+    assert math.isfinite(result.metrics[-1]["loss"])
+
+
+def test_loggers_and_snapshots(tmp_path, small):
+    pytest.importorskip("tensorboard")
+    loggers = ["csv", "lightning.pytorch.loggers.TensorBoardLogger"]
+    result = psm.pretrain(tmp_path / "a", **small, loggers=loggers, save={"snapshots": 1})
+    assert list((result.out / "logs").rglob("events.*"))
+    assert "effective_rank" in next((result.out / "logs").rglob("metrics.csv")).read_text()
+    assert state(result.out, "epoch-0001.ckpt")["global_step"] == 3
+
+
+def test_without_soft_nothing_is_mined(tmp_path, small):
+    result = psm.pretrain(tmp_path / "a", **small, loss={"soft": 0.0})
+    assert "bank_fill" not in result.metrics[0]
+    assert not any(name.startswith("bank.") for name in state(result.out)["state_dict"])
+
+
+def test_views_do_not_depend_on_how_the_batch_is_shared():
+    views = Views(ViewsConfig(), 16, (0.5,) * 3, (0.2,) * 3)
+    pictures = torch.randint(0, 255, (8, 3, 16, 16), dtype=torch.uint8)
+    draws = views.draw(8, torch.Generator().manual_seed(0))
+    whole = views.apply(pictures, draws)
+    parts = [views.apply(pictures[s], draws[s]) for s in (slice(0, 4), slice(4, 8))]
+    assert torch.allclose(whole, torch.cat(parts, 1), atol=1e-5)
