@@ -159,7 +159,7 @@ def test_refusals(run, tmp_path):
     blind = DataSet("blind", Pictures(np.zeros((8, 3, 16, 16), np.uint8)), None, ())
     with pytest.raises(UserError, match="no labels"):
         psm.evaluate(run, data=blind)
-    with pytest.raises(UserError, match="knn.k=0"):
+    with pytest.raises(UserError, match=r"knn\.k=0"):
         psm.evaluate(run, knn={"k": 0})
 
 
