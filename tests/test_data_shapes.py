@@ -52,8 +52,8 @@ def test_other_sizes_show_the_same_shapes():
 
 def test_pixels_are_pinned():
     """The exact values: they may not depend on the machine, the number of threads or the version of a library."""
-    assert np.add.reduce(shapes.block("train", 0, 32), axis=None, dtype=np.int64) == 49_984_428
-    assert shapes.block("test", 3, 32)[5, :, 16, 16].tolist() == [110, 173, 117]
+    assert np.add.reduce(shapes.block("train", 0, 32), axis=None, dtype=np.int64) == 48_222_179
+    assert shapes.block("test", 3, 32)[5, :, 16, 16].tolist() == [28, 48, 57]
 
 
 def test_polygon_distance_against_a_dense_outline():
@@ -78,7 +78,7 @@ def test_shape_and_background_differ_in_luminance():
     shape, background, _ = shapes._colours(np.random.default_rng(3), 4000)
     weights = np.array([0.299, 0.587, 0.114])
     difference = shape @ weights - background @ weights
-    assert np.abs(difference).min() > 0.349
+    assert np.abs(difference).min() > 0.399
     assert 0.45 < (difference > 0).mean() < 0.55
     assert 0 <= min(shape.min(), background.min()) <= max(shape.max(), background.max()) <= 1
 

@@ -176,7 +176,7 @@ class KnnConfig:
     """Weighted nearest neighbours on frozen features."""
 
     enabled: bool = key(True, "score by nearest neighbours")
-    k: int = key(200, "neighbours that vote (fewer where there are fewer training pictures)")
+    k: int = key(20, "neighbours that vote (fewer where there are fewer training pictures)")
     temperature: float = key(0.1, "a vote weighs exp(cosine similarity / temperature)")
 
 

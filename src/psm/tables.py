@@ -53,10 +53,10 @@ def scores_table(scores: Iterable["Score"]) -> None:
     """A row for each thing that was scored, a column for each score."""
     scores = list(scores)
     kinds = list(dict.fromkeys(score.score for score in scores))
-    protocol = scores[0].protocol
+    protocol = scores[-1].protocol
     caption = (
         f"{protocol['data']}: {protocol['train_pictures']:,} training and {protocol['test_pictures']:,} test pictures, "
-        f"{protocol['classes']} classes; encoder {protocol['encoder']}, epoch {scores[-1].protocol['epoch']}"
+        f"{protocol['classes']} classes; encoder {protocol['encoder']}, epoch {protocol['epoch']}"
     )
     table = Table("", *(f"{kind} top-{n}" for kind in kinds for n in (1, 5)), caption=caption)
     for of in dict.fromkeys(score.of for score in scores):

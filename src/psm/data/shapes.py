@@ -1,8 +1,9 @@
 """A generated set of ten simple shapes: something to learn from without a download, the same on every machine.
 
-Every picture has its own place, scale, turn, colours, background and clutter, so that pixels alone say little about the
-class while outlines say nearly everything. Fields over pixels use only +, -, *, /, sqrt, minimum and maximum, which are
-exact to the last bit everywhere; sines are taken of a few numbers a picture only.
+Every picture shows four of a kind at their own places, scales and turns, in its own colours, over its own background
+and clutter, so that pixels alone say little about the class while outlines say nearly everything. Fields over pixels
+use only +, -, *, /, sqrt, minimum and maximum, which are exact to the last bit everywhere; sines are taken of a few
+numbers a picture only.
 """
 
 from collections.abc import Callable
@@ -12,7 +13,6 @@ import numpy as np
 SIDE, TRAIN, TEST, MOST = 32, 5_000, 2_000, 50_000
 BLOCK = 128  # a block is drawn from its own seed, so that picture i is the same however many are asked for
 _VERSION = 1
-SATURATION = 0.5
 _SEEDS = {"train": 20_240_917, "test": 77_003_141}
 _LUMINANCE = np.array([0.299, 0.587, 0.114], dtype=np.float32)
 
@@ -68,16 +68,16 @@ def _blend(canvas: np.ndarray, colour: np.ndarray, coverage: Field) -> None:
 
 
 def _tint(random: np.random.Generator, luminance: np.ndarray) -> np.ndarray:
-    """Random colours (n, 3) of exactly the given luminance (n,), saturated as far as the cube of colours allows."""
+    """Random colours (n, 3) of exactly the given luminance (n,), at most half as saturated as they could be."""
     direction = _uniform(random, -1, 1, len(luminance), 3)
     direction -= direction[:, :1] * _LUMINANCE[0] + direction[:, 1:2] * _LUMINANCE[1] + direction[:, 2:] * _LUMINANCE[2]
     room = np.where(direction > 0, 1 - luminance[:, None], luminance[:, None]) / np.maximum(np.abs(direction), 1e-6)
-    reach = np.minimum(room.min(axis=1), 1) * _uniform(random, 0, SATURATION, len(luminance))
+    reach = np.minimum(room.min(axis=1), 1) * _uniform(random, 0, 0.5, len(luminance))
     return luminance[:, None] + reach[:, None] * direction
 
 
 def _colours(random: np.random.Generator, count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Colours of shape, background and clutter; shape and background differ in luminance by 0.35 at least."""
+    """Colours of shape, background and clutter; shape and background differ in luminance by 0.4 at least."""
     dark = _uniform(random, 0.15, 0.35, count)
     light = dark + _uniform(random, 0.40, 0.50, count)
     bright_shape = random.random(count) < 0.5
@@ -115,7 +115,7 @@ def _patches(random: np.random.Generator, count: int, side: int) -> Field:
 
 
 def _scatter(random: np.random.Generator, canvas: np.ndarray, colour: np.ndarray, side: int) -> None:
-    """Clutter behind the shape: up to three dots and up to two thin lines."""
+    """Clutter behind the shapes: up to two dots and, in half the pictures, a thin line."""
     across, down = _grid(side)
     count = len(canvas)
     for place in range(2):
@@ -123,12 +123,11 @@ def _scatter(random: np.random.Generator, canvas: np.ndarray, colour: np.ndarray
         distance = np.sqrt((across - x) ** 2 + (down - y) ** 2) - _uniform(random, 0.05, 0.13, count, 1, 1)
         shown = random.integers(0, 3, count) > place
         _blend(canvas, colour, _smooth(distance, 2 / side) * shown[:, None, None])
-    for place in range(1):
-        angle = random.random(count) * np.pi
-        cosine, sine = (f(angle).astype(np.float32)[:, None, None] for f in (np.cos, np.sin))
-        distance = np.abs(cosine * across + sine * down - _uniform(random, -0.9, 0.9, count, 1, 1)) - np.float32(0.03)
-        shown = random.integers(0, 2, count) > place
-        _blend(canvas, colour, 0.7 * _smooth(distance, 2 / side) * shown[:, None, None])
+    angle = random.random(count) * np.pi
+    cosine, sine = (f(angle).astype(np.float32)[:, None, None] for f in (np.cos, np.sin))
+    distance = np.abs(cosine * across + sine * down - _uniform(random, -0.9, 0.9, count, 1, 1)) - np.float32(0.03)
+    shown = random.random(count) < 0.5
+    _blend(canvas, colour, 0.7 * _smooth(distance, 2 / side) * shown[:, None, None])
 
 
 def _smooth(distance: Field, pixel: float | np.ndarray) -> Field:
