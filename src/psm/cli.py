@@ -115,9 +115,15 @@ def _run(arguments: list[str]) -> int:
     return 0
 
 
+class _Stderr(logging.StreamHandler):
+    """Writes to whatever stderr is at the moment: a progress bar stands in for it to keep its own line whole."""
+
+    stream = property(lambda self: sys.stderr, lambda self, value: None)
+
+
 def _speak_on_stderr() -> None:
     """Warnings are for the user's eyes; the rest goes to the run's log alone."""
-    handler = logging.StreamHandler(sys.stderr)
+    handler = _Stderr()
     handler.setLevel(logging.WARNING)
     handler.setFormatter(logging.Formatter("psm: %(message)s"))
     logging.getLogger("psm").addHandler(handler)

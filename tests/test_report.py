@@ -1,0 +1,52 @@
+"""What a run mined, and the page that shows it."""
+
+import pytest
+import torch
+
+import psm
+from psm.config import PicturesConfig
+from psm.data import DataSet, Pictures, load
+from psm.diagnostics import mined_samples
+from psm.report import write_page
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    from conftest import SMALL
+
+    out = tmp_path_factory.mktemp("runs") / "a"
+    return psm.pretrain(out, **SMALL)
+
+
+@pytest.fixture(scope="module")
+def data():
+    return load("shapes", PicturesConfig(limit=100, size=16), progress=False)
+
+
+def test_mined_samples(run, data):
+    queries = torch.tensor([3, 50, 99])
+    found = mined_samples(run.out / "checkpoints" / "last.ckpt", data, queries, negatives=6)
+    assert [query.picture for query in found] == [3, 50, 99]
+    for query in found:
+        assert len(query.positives) == 3
+        assert sum(sample.share for sample in query.positives) == pytest.approx(1, abs=1e-5)
+        assert query.picture not in [sample.picture for sample in (*query.positives, *query.negatives)]
+        similarities = [sample.similarity for sample in query.negatives]
+        assert similarities == sorted(similarities, reverse=True)
+        for sample in (*query.positives, *query.negatives):
+            same = data.train.labels[query.picture] == data.train.labels[sample.picture]
+            assert sample.same_class == bool(same)
+            assert 0 <= sample.share <= 1
+
+
+def test_page_without_labels_and_without_pictures(run, data):
+    blind = DataSet("shapes", Pictures(data.train.take(torch.arange(100))), None, ())
+    page = write_page(run.out, blind).read_text()
+    assert "mined positives" in page
+    assert "solid blue" not in page
+    settings = (run.out / "config.yaml").read_text()
+    (run.out / "config.yaml").write_text(settings.replace("data: shapes", "data: /does/not/exist"))
+    page = write_page(run.out).read_text()
+    (run.out / "config.yaml").write_text(settings)
+    assert "<svg" in page
+    assert "mined positives" not in page
