@@ -81,7 +81,7 @@ def test_pretrain_evaluate_and_page(tmp_path, small_arguments):
     for word in ("raw pixels", "untrained encoder", "psm", "knn top-1", "linear top-5"):
         assert word in result.stdout
     page = (out / "report.html").read_text()
-    for word in ("<svg", "data:image/png;base64", "mined positives", "raw pixels"):
+    for word in ("<svg", "data:image/png;base64", "What was mined", "raw pixels"):
         assert word in page
     assert "http" not in page.replace("http://www.w3.org", "").replace("http://purl.org", "").replace(
         "http://creativecommons.org", ""

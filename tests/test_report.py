@@ -42,11 +42,11 @@ def test_mined_samples(run, data):
 def test_page_without_labels_and_without_pictures(run, data):
     blind = DataSet("shapes", Pictures(data.train.take(torch.arange(100))), None, ())
     page = write_page(run.out, blind).read_text()
-    assert "mined positives" in page
+    assert "What was mined" in page
     assert "solid blue" not in page
     settings = (run.out / "config.yaml").read_text()
     (run.out / "config.yaml").write_text(settings.replace("data: shapes", "data: /does/not/exist"))
     page = write_page(run.out).read_text()
     (run.out / "config.yaml").write_text(settings)
     assert "<svg" in page
-    assert "mined positives" not in page
+    assert "What was mined" not in page
