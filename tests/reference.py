@@ -74,3 +74,97 @@ def soft_loss(query, projection, key, bank, k, temperature, weighting="V0", bank
 def keep_probability(query, negative, key, a):
     """Eq. 8."""
     return float(torch.exp(-a * (cosine(query, negative) - cosine(query, key)) ** 2))
+
+
+def in_batch_loss(z1, z2, temperature, mass):
+    """SimCLR's kin: each of the 2N anchors against the other view and both views of the other images."""
+    total = 0.0
+    for anchors, keys in ((z1, z2), (z2, z1)):
+        for i in range(len(z1)):
+            positive = torch.exp(cosine(anchors[i], keys[i]) / temperature)
+            negatives = [
+                torch.exp(cosine(anchors[i], vectors[j]) / temperature)
+                for j in range(len(z1))
+                if j != i
+                for vectors in (keys, anchors)
+            ]
+            total = total - torch.log(positive / (positive + mass(positive, negatives)))
+    return total / (2 * len(z1))
+
+
+def sum_mass(positive, negatives):
+    return sum(negatives)
+
+
+def debiased_mass(temperature, tau):
+    def mass(positive, negatives):
+        n = len(negatives)
+        estimate = (sum(negatives) - n * tau * positive) / (1 - tau)
+        return torch.maximum(estimate, torch.as_tensor(n * math.exp(-1 / temperature), dtype=positive.dtype))
+
+    return mass
+
+
+def hard_mass(temperature, tau, beta):
+    def mass(positive, negatives):
+        n = len(negatives)
+        weighted = sum(x ** (1 + beta) for x in negatives) / (sum(x**beta for x in negatives) / n)
+        estimate = (weighted - n * tau * positive) / (1 - tau)
+        return torch.maximum(estimate, torch.as_tensor(n * math.exp(-1 / temperature), dtype=positive.dtype))
+
+    return mass
+
+
+def bayesian_mass(tau, alpha, beta):
+    def mass(positive, negatives):
+        total = 0.0
+        for x in negatives:
+            u = sum(y.item() <= x.item() for y in negatives) / len(negatives)
+            a = (1 - 2 * alpha) * ((1 - tau) - tau) + 1e-3
+            b = 2 * (alpha * (1 - tau) + (1 - alpha) * tau)
+            f = (-b + math.sqrt(b * b + 4 * a * u)) / (2 * a)
+            phi1, phi2 = 2 * (1 - f), 2 * f
+            true, false = alpha * phi1 + (1 - alpha) * phi2, (1 - alpha) * phi1 + alpha * phi2
+            hard = (alpha * (1 - beta) * phi1 + (1 - alpha) * beta * phi2) / (
+                alpha * (1 - beta) + (1 - alpha) * beta + 1e-3
+            )
+            total = total + hard / (true * (1 - tau) + false * tau) * x
+        return total
+
+    return mass
+
+
+def bank_loss(query, key, bank, temperature):
+    """MoCo: the key against the bank, one direction."""
+    total = 0.0
+    for q, k in zip(query, key, strict=True):
+        positive = torch.exp(cosine(q, k) / temperature)
+        mass = sum(torch.exp(cosine(q, row) / temperature) for row in bank)
+        total = total - torch.log(positive / (positive + mass))
+    return total / len(query)
+
+
+def nearest_loss(query, key, bank, temperature):
+    """NNCLR: the key's nearest bank row against all predictions, one direction."""
+    total = 0.0
+    for i in range(len(query)):
+        anchor = bank[nearest(key[i], bank, 1)[0]]
+        scores = [torch.exp(cosine(anchor, q) / temperature) for q in query]
+        total = total - torch.log(scores[i] / sum(scores))
+    return total / len(query)
+
+
+def vicreg_loss(z1, z2):
+    """VICReg with its published weights, dimension by dimension."""
+    count, width = z1.shape
+    loss = 25 * sum((a - b) ** 2 for a, b in zip(z1.flatten(), z2.flatten(), strict=True)) / (count * width)
+    for z in (z1, z2):
+        means = [sum(z[:, d]) / count for d in range(width)]
+        covariance = [
+            [sum((z[i, a] - means[a]) * (z[i, b] - means[b]) for i in range(count)) / (count - 1) for b in range(width)]
+            for a in range(width)
+        ]
+        deviations = [torch.sqrt(covariance[d][d] + 1e-4) for d in range(width)]
+        loss = loss + 25 * sum(torch.clamp(1 - s, min=0) for s in deviations) / width / 2
+        loss = loss + sum(covariance[a][b] ** 2 for a in range(width) for b in range(width) if a != b) / width
+    return loss

@@ -21,7 +21,7 @@ from psm.distributed import gather, join_batch_norm
 from psm.methods import METHODS, compose
 from psm.networks import predictor, projector
 from psm.run import read_lines
-from psm.topology import OnlineAndTarget
+from psm.topology import Topology
 from psm.training import step_loss
 
 BATCH, STEPS = 8, 3
@@ -40,9 +40,11 @@ class Step(nn.Module):
     def __init__(self, method):
         super().__init__()
         torch.manual_seed(0)
-        self.networks = OnlineAndTarget(Encoder(), projector(10, 7, 5), predictor(5, 7, 5))
-        self.bank = Bank(13, 5)
         self.composition = compose(method)
+        topology = self.composition.topology
+        head = predictor(5, 7, 5) if topology.predictor else None
+        self.networks = Topology(Encoder(), projector(10, 7, 5), head, topology.target)
+        self.bank = Bank(13, 5)
         self._ddp_params_and_buffers_to_ignore = [f"bank.{n}" for n in ("rows", "ids", "pointer", "fill")]
 
     def forward(self, views, ids, draws):
@@ -73,11 +75,11 @@ def train(method, rank, world):
     return seen
 
 
-def worker(rank, method, port, folder):
+def worker(rank, port, folder):
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     torch.set_num_threads(1)
     dist.init_process_group("gloo", rank=rank, world_size=2)
-    torch.save(train(method, rank, 2), f"{folder}/{rank}.pt")
+    torch.save({method: train(method, rank, 2) for method in METHODS}, f"{folder}/{rank}.pt")
     dist.destroy_process_group()
 
 
@@ -87,11 +89,18 @@ def free_port():
         return s.getsockname()[1]
 
 
+@pytest.fixture(scope="module")
+def two_processes(tmp_path_factory):
+    """What each of two processes saw, for every method."""
+    folder = tmp_path_factory.mktemp("ranks")
+    mp.spawn(worker, (free_port(), str(folder)), nprocs=2)
+    return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(2)]
+
+
 @pytest.mark.parametrize("method", METHODS)
-def test_two_processes_equal_one(tmp_path, method):
-    mp.spawn(worker, (method, free_port(), str(tmp_path)), nprocs=2)
+def test_two_processes_equal_one(two_processes, method):
     one = train(method, 0, 1)
-    ranks = [torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(2)]
+    ranks = [rank[method] for rank in two_processes]
     for step in range(STEPS):
         for rank in ranks:
             assert torch.allclose(rank[step]["loss"], one[step]["loss"], 0, 1e-10)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from psm.config import BankConfig, LossConfig, NegativesConfig, PositivesConfig, TargetConfig
+from psm.config import BankConfig, LossConfig, NegativesConfig, PositivesConfig, TopologyConfig
 from psm.errors import UserError
 from psm.methods import METHODS, compose
 
@@ -17,7 +17,7 @@ def test_rows_are_complete():
 def test_the_paper_s_settings():
     psm = compose("psm")
     assert (psm.positives.k, psm.negatives.a, psm.loss.hard, psm.loss.temperature) == (5, 0.5, 1.0, 0.5)
-    assert (psm.target.momentum, psm.bank.size, psm.positives.own) == (0.99, 16384, False)
+    assert (psm.topology.momentum, psm.bank.size, psm.bank.own) == (0.99, 16384, False)
 
 
 def test_wishes_go_on_top_of_the_row():
@@ -40,7 +40,7 @@ def test_unknown_method_names_the_nearest():
         ({"negatives": NegativesConfig(a=-1.0)}, r"negatives.a=-1\.0"),
         ({"loss": LossConfig(temperature=0.0)}, r"loss.temperature=0\.0"),
         ({"loss": LossConfig(soft=0.0, hard=0.0)}, "leave nothing to learn from"),
-        ({"target": TargetConfig(momentum=1.5)}, r"target.momentum=1\.5"),
+        ({"topology": TopologyConfig(momentum=1.5)}, r"topology.momentum=1\.5"),
         ({"bank": BankConfig(size=3)}, "smaller than positives.k=5"),
     ],
 )

@@ -211,7 +211,7 @@ def test_partly_filled_bank_mines_nothing_until_k_usable_rows():
     own.push(rows, torch.tensor([50, 51, 52, 53, 2]))
     ids = torch.arange(6)
     assert close(contrast(pair, without_pnsm(), own, ids).facts["mined_share"], 5 / 6)
-    assert contrast(pair, without_pnsm(positives={"own": True}), own, ids).facts["mined_share"] == 1
+    assert contrast(pair, without_pnsm(bank={"own": True}), own, ids).facts["mined_share"] == 1
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])

@@ -23,7 +23,7 @@ from psm.data import DataSet, Pictures, load
 from psm.errors import UserError
 from psm.health import feature_health, in_words
 from psm.recording import Diverged
-from psm.topology import OnlineAndTarget, pairs
+from psm.topology import Topology, pairs
 from psm.training import Pretraining
 
 
@@ -43,7 +43,7 @@ def networks(width=7, hidden=5, out=3):
         return nn.Sequential(nn.Linear(inputs, hidden), nn.BatchNorm1d(hidden), nn.ReLU(), nn.Linear(hidden, outputs))
 
     encoder = nn.Sequential(nn.Flatten(), nn.Linear(3 * 4 * 4, width), nn.BatchNorm1d(width))
-    return OnlineAndTarget(encoder, head(width, out), head(out, out))
+    return Topology(encoder, head(width, out), head(out, out))
 
 
 def test_topology_feeds_each_head_what_it_should():
@@ -302,7 +302,7 @@ def test_shares_of_a_batch_join_to_the_batch():
 def test_bank_is_pushed_once_after_both_directions(tmp_path, small, monkeypatch):
     seen = []
     monkeypatch.setattr(
-        "psm.training.contrast",
+        "psm.contrast.contrast",
         lambda pair, composition, bank, ids, draws: (
             seen.append((int(bank.pointer), int(bank.fill), bool(torch.isin(ids, bank.ids).any()), len(ids)))
             or contrast(pair, composition, bank, ids, draws)

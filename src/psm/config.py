@@ -3,8 +3,11 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-RULES = ("key", "neighbours")
+OBJECTIVES = ("contrastive", "regression", "variance-covariance")
+RULES = ("key", "nearest", "neighbours")
 WEIGHTINGS = ("V0", "V1", "V2", "V3", "V4")
+SOURCES = ("views", "positives", "bank", "queries", "none")
+MASSES = ("sum", "debiased", "hard", "bayesian")
 
 
 def key(default: Any, meaning: str) -> Any:
@@ -55,42 +58,56 @@ class ViewsConfig:
 class PositivesConfig:
     """Which vectors a query is pulled to. None: as the method says."""
 
-    rule: str | None = key(None, "key: the other view alone; neighbours: also the k bank rows nearest to it")
+    rule: str | None = key(None, "key: the other view; nearest: its nearest bank row; neighbours: the key and k rows")
     k: int | None = key(None, "how many positives are mined (eq. 3)")
     weighting: str | None = key(None, "weights of the mined positives: V0 (eq. 5), V1, V2, V3 or V4 (figure 5)")
-    own: bool | None = key(None, "let a query mine a stale copy of its own picture (the plain reading of the paper)")
 
 
 @dataclass
 class NegativesConfig:
-    """Which vectors a query is pushed from. None: as the method says."""
+    """Which vectors a query is pushed from, and what they weigh. None: as the method says."""
 
+    source: str | None = key(None, "of the other images: views, positives, queries; or bank; or none")
     pnsm: bool | None = key(None, "mine potential negatives: keep each with the probability of eq. 8")
     a: float | None = key(None, "PNSM: how fast that probability falls off (eq. 8)")
+    mass: str | None = key(None, "sum, debiased (DCL), hard (HCL) or bayesian (BCL)")
+    tau: float | None = key(None, "debiased, hard, bayesian: assumed share of false negatives")
+    alpha: float | None = key(None, "bayesian: assumed quality of the encoder, from 0.5 to 1")
+    beta: float | None = key(None, "hard, bayesian: how much hard negatives count")
+    hardest: int | None = key(None, "bank: how many of a query's hardest rows are mixed (MoCHi)")
+    mixed: int | None = key(None, "bank: synthetic negatives from pairs of those rows (MoCHi)")
+    mixed_query: int | None = key(None, "bank: synthetic negatives from those rows and the query (MoCHi)")
 
 
 @dataclass
 class BankConfig:
-    """The memory that positives are mined from. None: as the method says."""
+    """The memory that samples are mined from. None: as the method says."""
 
     size: int | None = key(None, "rows in the bank")
+    own: bool | None = key(None, "let a query meet stale copies of its own picture there (the papers' plain reading)")
 
 
 @dataclass
 class LossConfig:
     """The objective. None: as the method says."""
 
+    objective: str | None = key(None, "contrastive, regression (BYOL) or variance-covariance (VICReg)")
     temperature: float | None = key(None, "t, what similarities are divided by")
-    soft: float | None = key(None, "weight of L_soft (eq. 6); 0 drops it")
-    hard: float | None = key(None, "lambda, weight of L_hard (eq. 4, 7); 0 drops it")
+    soft: float | None = key(None, "weight of the method's own term (PSM: L_soft, eq. 6); 0 drops it")
+    hard: float | None = key(None, "lambda, weight of L_hard (eq. 4, 7) beside it; 0 drops it")
+    invariance: float | None = key(None, "variance-covariance: weight of the distance between the views")
+    variance: float | None = key(None, "variance-covariance: weight of each dimension's deviation falling short of 1")
+    covariance: float | None = key(None, "variance-covariance: weight of the covariance between dimensions")
     symmetric: bool | None = key(None, "mean of both directions between the views; false: view 1 to view 2 alone")
 
 
 @dataclass
-class TargetConfig:
-    """The target network. None: as the method says."""
+class TopologyConfig:
+    """Which networks make queries and keys. None: as the method says."""
 
+    target: bool | None = key(None, "keys come from a target network, a moving average of the online one")
     momentum: float | None = key(None, "share of itself that the target keeps at each step (EMA)")
+    predictor: bool | None = key(None, "queries are predictions of the other view's projection")
 
 
 @dataclass
@@ -165,7 +182,7 @@ class PretrainConfig:
     negatives: NegativesConfig = key(NegativesConfig, "")
     bank: BankConfig = key(BankConfig, "")
     loss: LossConfig = key(LossConfig, "")
-    target: TargetConfig = key(TargetConfig, "")
+    topology: TopologyConfig = key(TopologyConfig, "")
     optim: OptimConfig = key(OptimConfig, "")
     monitor: MonitorConfig = key(MonitorConfig, "")
     save: SaveConfig = key(SaveConfig, "")

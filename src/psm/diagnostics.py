@@ -58,9 +58,9 @@ def mined_samples(
     spread = torch.linspace(0, len(data.train) - 1, min(batch, len(data.train))).long()
     others = spread[~torch.isin(spread, queries)]
     pictures = views.plain(data.train.take(torch.cat([queries, others])))
-    keys = normalize(networks.target(pictures), dim=1)
+    keys = normalize(networks.keys(pictures), dim=1)
     projection = networks.projector(networks.encoder(pictures[: len(queries)]))
-    query = normalize(networks.predictor(projection), dim=1)
+    query = normalize(networks.predict(projection), dim=1)
     projection = normalize(projection, dim=1)
     labels = data.train.labels
 
@@ -72,9 +72,7 @@ def mined_samples(
     if composition.mines:
         bank = Bank(composition.bank.size, config.heads.out)
         bank.load_state_dict(_part(state, "bank."))
-        mined = bank.nearest(
-            keys[: len(queries)], composition.positives.k, None if composition.positives.own else queries
-        )
+        mined = bank.nearest(keys[: len(queries)], composition.mined, None if composition.bank.own else queries)
         weights = soft_weights(torch.einsum("nd,nkd->nk", projection, mined.vectors), composition.positives.weighting)
         similarity = torch.einsum("nd,nkd->nk", query, mined.vectors)
         for row, found in enumerate(mined.found):

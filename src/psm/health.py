@@ -49,7 +49,7 @@ def in_words(history: Sequence[dict[str, Any]]) -> list[str]:
             f"{now['effective_rank']:.1f}). Try a lower optim.lr or a longer optim.warmup."
         )
     # While the bank fills the number of candidates moves: chance is not compared until that is over.
-    settled = [x for x in history[-2:] if x.get("bank_fill", 1.0) >= 1.0]
+    settled = [x for x in history[-2:] if "chance" in x and x.get("bank_fill", 1.0) >= 1.0]
     if len(settled) == 2 and all(abs(x["loss"] - x["chance"]) < 0.002 * x["chance"] for x in settled):
         cause = (
             "the features have collapsed"

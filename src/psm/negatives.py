@@ -5,7 +5,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from psm.objectives import masked_logsumexp
+from psm.bank import Bank
 
 
 class Negatives(NamedTuple):
@@ -41,6 +41,59 @@ def mine_negatives(
     return torch.rand(probability.shape, generator=generator, device=probability.device) < probability
 
 
-def log_mass(logits: Tensor, keep: Tensor) -> Tensor:
-    """log of the summed exp of each anchor's kept negatives (N,); -inf where none is kept."""
-    return masked_logsumexp(logits, keep)
+def of_the_bank(query: Tensor, bank: Bank, own: Tensor | None = None) -> Negatives:
+    """MoCo: the bank's filled rows, but for those with the queries' own ids (N,), if given."""
+    similarity = query @ bank.rows.to(query.dtype).T
+    return Negatives(similarity, bank.usable(own).expand_as(similarity))
+
+
+def mixed(
+    query: Tensor,
+    bank: Bank,
+    negatives: Negatives,
+    hardest: int,
+    pairs: int,
+    with_query: int,
+    generator: torch.Generator | None = None,
+) -> Negatives:
+    """MoCHi: the bank's negatives and synthetic ones made of each query's hardest.
+
+    ``pairs`` of normalize(x n_i + (1 - x) n_j) with x uniform in (0, 1), and ``with_query`` of
+    normalize(y q + (1 - y) n_j) with y uniform in (0, 0.5). No gradient flows through a synthetic vector h: its
+    similarity is s(q, h) with h held fixed, which needs only the similarities of its parts and its length.
+    """
+    count, device = len(query), query.device
+    with torch.no_grad():
+        ranked = negatives.similarity.masked_fill(~negatives.allowed, -torch.inf)
+        best, places = ranked.topk(min(hardest, ranked.shape[1]), dim=1)
+        usable = best > -torch.inf
+
+    def draw(number: int) -> tuple[Tensor, Tensor]:
+        """Which of the hardest, (N, number), evenly among the usable ones, and their places in the bank."""
+        chance = torch.rand((count, number), generator=generator, device=device)
+        chosen = (chance * usable.sum(1, keepdim=True)).long().clamp(max=places.shape[1] - 1)
+        return chosen, places.gather(1, chosen)
+
+    def uniform(number: int) -> Tensor:
+        return torch.rand((count, number), generator=generator, device=device).to(query.dtype)
+
+    (_, first), (_, second), (_, third) = draw(pairs), draw(pairs), draw(with_query)
+    x, y = uniform(pairs), 0.5 * uniform(with_query)
+    with torch.no_grad():
+        between = _dot_rows(bank.rows, first, second).to(query.dtype)
+        length = (x.square() + (1 - x).square() + 2 * x * (1 - x) * between).clamp(min=1e-12).sqrt()
+        to_third = negatives.similarity.gather(1, third)
+        length_query = (y.square() + (1 - y).square() + 2 * y * (1 - y) * to_third).clamp(min=1e-12).sqrt()
+    of_pairs = x * negatives.similarity.gather(1, first) + (1 - x) * negatives.similarity.gather(1, second)
+    to_itself = (query * query.detach()).sum(1, keepdim=True)
+    of_query = y * to_itself + (1 - y) * negatives.similarity.gather(1, third)
+    similarity = torch.cat([negatives.similarity, of_pairs / length, of_query / length_query], 1)
+    some = usable.any(1, keepdim=True).expand(-1, pairs + with_query)
+    return Negatives(similarity, torch.cat([negatives.allowed, some], 1))
+
+
+def _dot_rows(rows: Tensor, first: Tensor, second: Tensor) -> Tensor:
+    """rows[first] . rows[second] for places (N, S), a slice of queries at a time to bound memory."""
+    step = max(1, 2**24 // max(1, first.shape[1] * rows.shape[1]))
+    parts = [(rows[first[i : i + step]] * rows[second[i : i + step]]).sum(-1) for i in range(0, len(first), step)]
+    return torch.cat(parts)

@@ -2,6 +2,7 @@
 
 import torch
 from torch import Tensor
+from torch.nn.functional import relu
 
 
 def masked_logsumexp(values: Tensor, keep: Tensor, dim: int = -1) -> Tensor:
@@ -20,3 +21,26 @@ def contrastive(logits: Tensor, weights: Tensor, present: Tensor, log_mass: Tens
     """
     denominator = torch.logaddexp(masked_logsumexp(logits, present), log_mass)
     return (weights.detach() * (denominator[:, None] - logits)).masked_fill(~present, 0.0).sum(1)
+
+
+def regression(similarity: Tensor, weights: Tensor, present: Tensor) -> Tensor:
+    """BYOL per query (N,): sum_i w_i (2 - 2 s_i), the squared distance between unit vectors, over its positives."""
+    return (weights.detach() * (2 - 2 * similarity)).masked_fill(~present, 0.0).sum(1)
+
+
+def variance_covariance(
+    z1: Tensor, z2: Tensor, invariance: float = 25.0, variance: float = 25.0, covariance: float = 1.0
+) -> Tensor:
+    """VICReg of the projections (N, D) of two views, not normalised.
+
+    invariance * MSE + variance * hinge on each dimension's deviation (target 1; mean of the branches) + covariance *
+    squared off-diagonal covariances over D (sum of the branches).
+    """
+    count, width = z1.shape
+    spread, redundancy = 0.0, 0.0
+    for z in (z1, z2):
+        centred = z - z.mean(0)
+        spread = spread + relu(1 - torch.sqrt(centred.square().sum(0) / (count - 1) + 1e-4)).mean() / 2
+        joint = centred.T @ centred / (count - 1)
+        redundancy = redundancy + (joint.square().sum() - joint.diagonal().square().sum()) / width
+    return invariance * (z1 - z2).square().mean() + variance * spread + covariance * redundancy

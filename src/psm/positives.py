@@ -24,6 +24,12 @@ def key_alone(key: Tensor) -> Positives:
     return Positives(key[:, None], ones, ones.bool())
 
 
+def nearest(key: Tensor, mined: Mined) -> Positives:
+    """NNCLR: one positive, the bank row nearest to the key; the key itself until the bank holds a usable one."""
+    found = mined.found[:, None]
+    return key_alone(torch.where(found, mined.vectors[:, 0].to(key.dtype), key.detach()))
+
+
 def soft_neighbours(projection: Tensor, key: Tensor, mined: Mined, weighting: str = "V0") -> Positives:
     """The key with weight 1 and its k mined positives with soft weights from the query's projection z1 (eq. 5, 6)."""
     vectors = mined.vectors.to(key.dtype)

@@ -26,7 +26,7 @@ from psm.progress import ProgressBar
 from psm.randomness import derived_seed
 from psm.recording import Recorder
 from psm.run import Run, launched, read_lines, write_atomically
-from psm.topology import OnlineAndTarget
+from psm.topology import Topology
 from psm.training import Pretraining
 
 log = logging.getLogger("psm")
@@ -210,9 +210,9 @@ def _fit(run: Run, trainer: lightning.Trainer, module: Pretraining, resuming: bo
     return PretrainResult(run.folder, encoder, read_lines(run.metrics), module.config)
 
 
-def build_networks(config: PretrainConfig, size: int, encoder: nn.Module | None = None) -> OnlineAndTarget:
+def build_networks(config: PretrainConfig, size: int, encoder: nn.Module | None = None) -> Topology:
     """The networks that the configuration names, with weights drawn from its seed, for views of ``size`` pixels."""
-    heads = config.heads
+    heads, topology = config.heads, config.topology
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derived_seed(config.seed, "weights"))
         backbone = (
@@ -220,11 +220,9 @@ def build_networks(config: PretrainConfig, size: int, encoder: nn.Module | None 
             if encoder is None
             else networks.as_encoder(encoder, size)
         )
-        return OnlineAndTarget(
-            backbone,
-            networks.projector(backbone.width, heads.hidden, heads.out),
-            networks.predictor(heads.out, heads.hidden, heads.out),
-        )
+        projector = networks.projector(backbone.width, heads.hidden, heads.out)
+        predictor = networks.predictor(heads.out, heads.hidden, heads.out) if topology.predictor else None
+        return Topology(backbone, projector, predictor, topology.target)
 
 
 def _trainer(run: Run, config: PretrainConfig, data: DataSet) -> lightning.Trainer:

@@ -10,31 +10,44 @@ from rich.table import Table
 
 from psm.config import DataConfig
 from psm.errors import UserError
-from psm.methods import METHODS, find
+from psm.methods import METHODS, Composition, find
 
 if TYPE_CHECKING:
     from psm.scoring import Score
 
 
 def methods_table() -> None:
-    table = Table("method", "positives", "k", "weights", "negatives", "loss", "bank", "target", title="Methods")
+    table = Table("method", "networks", "positives", "negatives", "mass", "objective", title="Methods")
     for row in METHODS.values():
-        parts = row.composition
-        positives = "key + mined neighbours" if parts.positives.rule == "neighbours" else "key"
-        negatives = f"other images, PNSM a={parts.negatives.a}" if parts.negatives.pnsm else "other images"
-        terms = {"L_soft": parts.loss.soft, "L_hard": parts.loss.hard}
-        loss = " + ".join(f"{weight:g} {term}" for term, weight in terms.items() if weight)
-        table.add_row(
-            row.name,
-            positives,
-            str(parts.positives.k),
-            parts.positives.weighting,
-            negatives,
-            loss,
-            str(parts.bank.size),
-            f"EMA {parts.target.momentum:g}",
-        )
+        table.add_row(row.name, *_composition(row.composition))
     Console().print(table)
+
+
+def _composition(parts: Composition) -> tuple[str, ...]:
+    """The parts of a method in a few words each."""
+    topology, positives, negatives, loss = parts.topology, parts.positives, parts.negatives, parts.loss
+    networks = "online + EMA" if topology.target else "one"
+    pulled = {
+        "key": "key",
+        "nearest": "nearest bank row",
+        "neighbours": f"key + {positives.k} bank rows ({positives.weighting})",
+    }[positives.rule]
+    pushed = {
+        "views": "other images, both views",
+        "positives": "other images' positives",
+        "queries": "other images' predictions",
+        "bank": f"bank of {parts.bank.size}",
+        "none": "none",
+    }[negatives.source]
+    if negatives.mixed + negatives.mixed_query:
+        pushed += f" + {negatives.mixed + negatives.mixed_query} mixed"
+    if negatives.pnsm:
+        pushed += f", PNSM a={negatives.a:g}"
+    mass = negatives.mass if loss.objective == "contrastive" else "–"
+    terms = f"{loss.objective}, t={loss.temperature:g}" if loss.objective == "contrastive" else loss.objective
+    if loss.hard:
+        terms += f", + {loss.hard:g} L_hard"
+    return networks + (" + predictor" if topology.predictor else ""), pulled, pushed, mass, terms
 
 
 def method_table(name: str) -> None:

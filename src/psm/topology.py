@@ -1,4 +1,4 @@
-"""How networks make (query, key) pairs: an online network with a predictor, and its slowly moving target."""
+"""How networks make (query, key) pairs: one network or an online one and its target, with or without a predictor."""
 
 from collections.abc import Iterator
 from copy import deepcopy
@@ -13,8 +13,8 @@ class Embeddings(NamedTuple):
     """What the networks say of two views of N pictures, each (2, N, D), view first."""
 
     projection: Tensor  # z: online projections
-    query: Tensor  # q: predictions of the online branch
-    key: Tensor  # target projections, no gradient
+    query: Tensor  # q: predictions of the online branch, or z where there is no predictor
+    key: Tensor  # target projections, or z where there is no target
 
 
 class Pair(NamedTuple):
@@ -23,38 +23,53 @@ class Pair(NamedTuple):
     query: Tensor
     key: Tensor
     projection: Tensor  # z1, the online projection of the query's view: weighs the mined positives (eq. 5)
-    other: Tensor  # the target projection of the query's own view: a negative for other images (eq. 4)
+    other: Tensor  # the key network's projection of the query's own view: a negative for other images (eq. 4)
 
 
-class OnlineAndTarget(nn.Module):
-    """Encoder, projector and predictor trained by gradient; the target is a moving average of the first two.
+class Topology(nn.Module):
+    """Encoder, projector and predictor are trained by gradient; a target is a moving average of the first two.
 
     Both views run through a network as one batch of 2N. The target's parameters move by ``follow``; its batch-norm
-    statistics are its own, gathered in its own forward passes, and never averaged with the online network's.
+    statistics are its own, gathered in its own forward passes, and never averaged with the online network's. Keys carry
+    a gradient only where queries and keys are made alike, that is with neither target nor predictor.
     """
 
-    def __init__(self, encoder: nn.Module, projector: nn.Module, predictor: nn.Module):
+    def __init__(
+        self, encoder: nn.Module, projector: nn.Module, predictor: nn.Module | None = None, target: bool = True
+    ):
         super().__init__()
         self.encoder = encoder
         self.projector = projector
         self.predictor = predictor
-        self.target = nn.Sequential(deepcopy(encoder), deepcopy(projector)).requires_grad_(False)
+        copies = nn.Sequential(deepcopy(encoder), deepcopy(projector)).requires_grad_(False) if target else None
+        self.target = copies
 
     def forward(self, views: Tensor) -> tuple[Embeddings, Tensor]:
         """The embeddings of the views (2, N, C, H, W), and the encoder's features (2N, F)."""
         flat = views.flatten(0, 1)
         features = self.encoder(flat)
         projection = self.projector(features)
-        query = self.predictor(projection)
+        query = self.predict(projection)
         with torch.no_grad():
-            key = self.target(flat)
+            key = self.target(flat) if self.target is not None else projection.detach()
+        if self.target is None and self.predictor is None:
+            key = projection
         return Embeddings(*(x.unflatten(0, views.shape[:2]) for x in (projection, query, key))), features
+
+    def predict(self, projection: Tensor) -> Tensor:
+        """Queries from online projections."""
+        return projection if self.predictor is None else self.predictor(projection)
+
+    def keys(self, pictures: Tensor) -> Tensor:
+        """Keys of pictures (B, C, H, W)."""
+        return self.projector(self.encoder(pictures)) if self.target is None else self.target(pictures)
 
     @torch.no_grad()
     def follow(self, momentum: float) -> None:
-        """Move the target towards the online network: target = momentum * target + (1 - momentum) * online."""
-        online = [*self.encoder.parameters(), *self.projector.parameters()]
-        torch._foreach_lerp_(list(self.target.parameters()), online, 1.0 - momentum)
+        """Move the target, if any: target = momentum * target + (1 - momentum) * online."""
+        if self.target is not None:
+            online = [*self.encoder.parameters(), *self.projector.parameters()]
+            torch._foreach_lerp_(list(self.target.parameters()), online, 1.0 - momentum)
 
 
 def pairs(embeddings: Embeddings, symmetric: bool = True) -> Iterator[Pair]:

@@ -12,14 +12,14 @@ from psm.augment import Views
 from psm.bank import Bank
 from psm.batches import Batch, Batches, share
 from psm.config import PretrainConfig
-from psm.contrast import contrast
+from psm.contrast import fact_names, loss_of
 from psm.data import Pictures
 from psm.distributed import gather, join_batch_norm
 from psm.export import Loading
 from psm.methods import Composition
 from psm.randomness import generator
 from psm.schedule import learning_rate
-from psm.topology import Embeddings, OnlineAndTarget, pairs
+from psm.topology import Embeddings, Topology
 
 
 class Meter(nn.Module):
@@ -57,7 +57,7 @@ class Latest(NamedTuple):
 
 
 def step_loss(
-    networks: OnlineAndTarget,
+    networks: Topology,
     views: Tensor,
     ids: Tensor,
     composition: Composition,
@@ -72,11 +72,8 @@ def step_loss(
     joined = Embeddings(*(gather(x, dim=1) for x in embeddings))
     ids = gather(ids)
     with torch.autocast(views.device.type, enabled=False):
-        directions = pairs(joined, composition.loss.symmetric)
-        outcomes = [contrast(pair, composition, bank, ids, draws) for pair in directions]
-    loss = torch.stack([outcome.loss for outcome in outcomes]).mean()
-    facts = {name: torch.stack([o.facts[name] for o in outcomes]).mean() for name in outcomes[0].facts}
-    return loss, facts, Latest(features.detach(), joined.projection.detach(), joined.key[1], ids)
+        loss, facts = loss_of(joined, composition, bank, ids, draws)
+    return loss, facts, Latest(features.detach(), joined.projection.detach(), joined.key[1].detach(), ids)
 
 
 class Pretraining(lightning.LightningModule):
@@ -84,7 +81,7 @@ class Pretraining(lightning.LightningModule):
 
     def __init__(
         self,
-        networks: OnlineAndTarget,
+        networks: Topology,
         composition: Composition,
         views: Views,
         pictures: Pictures,
@@ -95,9 +92,8 @@ class Pretraining(lightning.LightningModule):
         self.networks = networks
         self.composition = composition
         self.config = config
-        self.bank = Bank(composition.bank.size, config.heads.out) if composition.mines else None
-        mining = ("mined_similarity", "mined_share", "bank_fill") if self.bank else ()
-        self.meter = Meter(("loss", "chance", "negatives_kept", *mining))
+        self.bank = Bank(composition.bank.size, config.heads.out) if composition.needs_bank else None
+        self.meter = Meter(("loss", *fact_names(composition)))
         self.loading = loading
         self.views = views
         self.pictures = pictures
@@ -169,6 +165,6 @@ class Pretraining(lightning.LightningModule):
         be missing from a checkpoint that a callback writes after the step.
         """
         super().optimizer_step(*args, **kwargs)
-        self.networks.follow(self.composition.target.momentum)
+        self.networks.follow(self.composition.topology.momentum)
         if self.bank is not None:
             self.bank.push(self.latest.keys, self.latest.ids)
