@@ -16,6 +16,7 @@ from psm.data import DataSet, Pictures
 from psm.errors import UserError
 from psm.evaluation import accuracy, knn, linear
 from psm.features import extract, frozen
+from psm.run import append_line, read_lines
 
 
 def clusters(count=60, width=5, classes=3, seed=0):
@@ -111,10 +112,17 @@ def run(tmp_path_factory):
 FAST = {"linear": {"epochs": 3}, "progress": False}
 
 
-def test_evaluate_a_run(run, tmp_path):
-    before = (run / "encoder.safetensors").read_bytes()
+def test_evaluate_a_run(run, tmp_path, monkeypatch):
+    loaded = []
+
+    def spy(*arguments):
+        loaded.append(psm.load_encoder(*arguments))
+        return loaded[-1]
+
+    monkeypatch.setattr("psm.scoring.load_encoder", spy)
     scores = psm.evaluate(run, baselines=True, out=str(tmp_path), **FAST)
-    assert (run / "encoder.safetensors").read_bytes() == before
+    before = load_file(run / "encoder.safetensors")
+    assert all(torch.equal(value, before[name]) for name, value in loaded[0].state_dict().items())
     assert [(s.of, s.score) for s in scores] == [
         (of, score) for of in ("raw pixels", "untrained encoder", "psm") for score in ("knn", "linear")
     ]
@@ -122,7 +130,16 @@ def test_evaluate_a_run(run, tmp_path):
     assert len(stored) == 6
     for line in stored:
         protocol = line["protocol"]
-        assert {"data", "train_pictures", "test_pictures", "epoch", "seed", "stem", "which", "split"} <= protocol.keys()
+        assert {
+            "data",
+            "train_pictures",
+            "test_pictures",
+            "epoch",
+            "seed",
+            "stem",
+            "which",
+            "pictures",
+        } <= protocol.keys()
         assert (
             {"k", "temperature"} <= protocol.keys() if line["score"] == "knn" else {"epochs", "lr"} <= protocol.keys()
         )
@@ -137,9 +154,19 @@ def test_a_run_its_checkpoint_and_its_encoder_score_the_same(run, tmp_path):
     assert len({tuple((s.top1, s.top5) for s in scores) for scores in results}) == 1
 
 
-def test_augmented_linear_sees_other_features(run, tmp_path):
+def test_augmented_linear_sees_other_features(run, tmp_path, monkeypatch):
+    seen = []
+
+    def spy(encoder, pictures, prepare, **more):
+        seen.append(extract(encoder, pictures, prepare, **more))
+        return seen[-1]
+
+    monkeypatch.setattr("psm.scoring.extract", spy)
     scores = psm.evaluate(run, out=str(tmp_path), linear={"epochs": 2, "augment": True}, progress=False)
     assert scores[-1].protocol["augment"] is True
+    plain, _, first, second = seen
+    assert not torch.allclose(first, second)
+    assert not torch.allclose(first, plain)
 
 
 def test_refusals(run, tmp_path):
@@ -161,6 +188,32 @@ def test_refusals(run, tmp_path):
         psm.evaluate(run, data=blind)
     with pytest.raises(UserError, match=r"knn\.k=0"):
         psm.evaluate(run, knn={"k": 0})
+
+
+@pytest.mark.parametrize(
+    ("keys", "says"),
+    [
+        ({"accelerator": "gpus"}, "accelerator=gpus"),
+        ({"precision": "foo"}, "precision=foo"),
+        ({"linear": {"lr": -1.0}}, r"linear\.lr=-1"),
+        ({"knn": {"temperature": float("nan")}}, r"knn\.temperature=nan"),
+    ],
+)
+def test_bad_settings(run, keys, says):
+    with pytest.raises(UserError, match=says):
+        psm.evaluate(run, **keys)
+
+
+def test_snapshots_say_which_they_are(tmp_path, small):
+    result = psm.pretrain(tmp_path / "a", **small, save={"snapshots": 1})
+    scores = psm.evaluate(result.out / "checkpoints" / "epoch-0001.ckpt", **FAST)
+    assert (scores[0].protocol["which"], scores[0].protocol["epoch"]) == ("epoch-0001", 1)
+
+
+def test_a_torn_line_does_not_swallow_the_next(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"a": 1}\n{"a": 2')
+    append_line(tmp_path / "a.jsonl", {"a": 3})
+    assert read_lines(tmp_path / "a.jsonl") == [{"a": 1}, {"a": 3}]
 
 
 class Hostile:

@@ -57,6 +57,8 @@ def test_python_dictionaries_and_dotted_keys():
         ("views.crop=3", "views.crop=3 is not a list of numbers"),
         ("views=3", "views is a group of keys"),
         ("--epochs", "is not key=value"),
+        ("out=???", "out cannot be read"),
+        ("out=${nothing}", "out cannot be read"),
         ("config=/does/not/exist.yaml", "cannot be read"),
     ],
 )

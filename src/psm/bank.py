@@ -1,5 +1,6 @@
 """The bank M: a first-in first-out memory of unit-norm target projections and the pictures they came from."""
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -40,6 +41,13 @@ class Bank(nn.Module):
         self.register_buffer("ids", torch.full((size,), -1, dtype=torch.long))
         self.register_buffer("pointer", torch.zeros((), dtype=torch.long))
         self.register_buffer("fill", torch.zeros((), dtype=torch.long))
+
+    def _apply(self, function: Callable, recurse: bool = True) -> "Bank":
+        """Rows stay in single precision at least in a network of half precision."""
+        super()._apply(function, recurse)
+        if self.rows.dtype in (torch.bfloat16, torch.float16):
+            self.rows = self.rows.float()
+        return self
 
     @torch.no_grad()
     def push(self, rows: Tensor, ids: Tensor) -> None:

@@ -2,12 +2,13 @@
 
 import dataclasses
 import logging
+import os
 import sys
 from collections.abc import Callable, Sequence
 
 from psm import settings
 from psm.config import DataConfig, EvaluateConfig, MethodsConfig, PretrainConfig
-from psm.errors import UserError
+from psm.errors import Diverged, UserError
 
 USAGE = """psm: learn image encoders from unlabelled pictures by contrastive learning with mined samples
 
@@ -31,25 +32,21 @@ def pretrain(arguments: Sequence[str]) -> None:
     if launched():
         return
     print(f"encoder: {result.out / 'encoder.safetensors'}")
-    print(f"page:    {write_page(result.out)}")
+    print(f"page:    {write_page(result.out, result.data)}")
     print(f"score:   psm evaluate checkpoint={result.out}")
 
 
 def evaluate(arguments: Sequence[str]) -> None:
     wishes = settings.parse(arguments, EvaluateConfig)
     settings.build(EvaluateConfig, *wishes)
-    from pathlib import Path
-
     from psm.report import write_page
-    from psm.run import Run
     from psm.scoring import run_evaluation
     from psm.tables import scores_table
 
-    scores = run_evaluation(*wishes)
-    scores_table(scores)
-    folder = Path(settings.build(EvaluateConfig, *wishes).checkpoint).expanduser()
-    if folder.is_dir() and Run(folder).metrics.exists():
-        print(f"page: {write_page(folder)}")
+    evaluation = run_evaluation(*wishes)
+    scores_table(evaluation.scores)
+    if evaluation.run is not None:
+        print(f"page: {write_page(evaluation.run, evaluation.training_data)}")
 
 
 def methods(arguments: Sequence[str]) -> None:
@@ -85,9 +82,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("psm: interrupted; resume=true continues a run.", file=sys.stderr)
         return 130
-    except BrokenPipeError:
-        sys.stderr.close()
+    except Diverged as error:
+        print(f"psm: {error}", file=sys.stderr)
         return 1
+    except BrokenPipeError:  # whoever read the output has had enough of it
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
 
 
 def _run(arguments: list[str]) -> int:
@@ -110,7 +110,10 @@ def _run(arguments: list[str]) -> int:
     if any(word in ("-h", "--help", "help") for word in rest):
         print(help_text(schema))
         return 0
-    _speak_on_stderr()
+    from psm.run import launched
+
+    if not launched():
+        _speak_on_stderr()
     command(rest)
     return 0
 

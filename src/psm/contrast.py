@@ -74,7 +74,7 @@ def contrast(
         facts["chance"] = sum(weight * outcome.facts["chance"] for weight, outcome in parts)
         facts["negatives_kept"] = torch.stack([outcome.facts["negatives_kept"] for _, outcome in parts]).mean()
     if composition.needs_bank and bank is not None:
-        facts["bank_fill"] = bank.fill / bank.size
+        facts["bank_fill"] = bank.fill.float() / bank.size
     return Outcome(total, facts)
 
 

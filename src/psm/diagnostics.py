@@ -8,15 +8,14 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from psm import settings
+from psm.assembly import build_networks, composition_of
 from psm.augment import Views
 from psm.bank import Bank
 from psm.checkpoints import read_checkpoint
 from psm.config import PretrainConfig, ViewsConfig
 from psm.data import DataSet
-from psm.methods import Composition, compose
 from psm.negatives import keep_probability
 from psm.positives import soft_weights
-from psm.pretraining import build_networks
 
 
 @dataclass(frozen=True)
@@ -48,7 +47,7 @@ def mined_samples(
     """
     content = read_checkpoint(checkpoint)
     config = settings.build(PretrainConfig, content["psm"]["config"])
-    composition = compose(config.method, {name: getattr(config, name) for name in Composition.__dataclass_fields__})
+    composition = composition_of(config)
     loading = content["psm"]["loading"]
     networks = build_networks(config, loading["size"])
     state = content["state_dict"]

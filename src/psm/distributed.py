@@ -3,9 +3,13 @@
 Losses see gathered tensors and do not know of ranks: every process computes the loss of the joined batch.
 """
 
+import logging
+
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+
+log = logging.getLogger("psm")
 
 
 def world() -> int:
@@ -52,7 +56,7 @@ class _Sum(torch.autograd.Function):
 
 
 class JoinedBatchNorm(nn.modules.batchnorm._BatchNorm):
-    """Batch norm over the joined batch on any device: torch's own SyncBatchNorm refuses the CPU."""
+    """Batch norm over the joined batch on the CPU, which torch's own SyncBatchNorm refuses."""
 
     def _check_input_dim(self, input: Tensor) -> None:
         pass
@@ -63,22 +67,35 @@ class JoinedBatchNorm(nn.modules.batchnorm._BatchNorm):
         axes = [axis for axis in range(input.dim()) if axis != 1]
         shape = [1, -1] + [1] * (input.dim() - 2)
         count = world() * input.numel() / input.shape[1]
-        mean = _Sum.apply(input.sum(axes)) / count
-        centred = input - mean.view(shape)
-        variance = _Sum.apply(centred.square().sum(axes)) / count
-        with torch.no_grad():
-            self.num_batches_tracked.add_(1)
-            self.running_mean.lerp_(mean.detach(), self.momentum)
-            self.running_var.lerp_(variance.detach() * (count / (count - 1)), self.momentum)
-        normed = centred * torch.rsqrt(variance + self.eps).view(shape)
-        return normed * self.weight.view(shape) + self.bias.view(shape) if self.affine else normed
+        with torch.autocast(input.device.type, enabled=False):
+            values = input.to(torch.promote_types(input.dtype, torch.float32))
+            mean = _Sum.apply(values.sum(axes)) / count
+            centred = values - mean.view(shape)
+            variance = _Sum.apply(centred.square().sum(axes)) / count
+            with torch.no_grad():
+                self.num_batches_tracked.add_(1)
+                unbiased = variance.detach() * (count / (count - 1))
+                self.running_mean.lerp_(mean.detach().to(self.running_mean.dtype), self.momentum)
+                self.running_var.lerp_(unbiased.to(self.running_var.dtype), self.momentum)
+            normed = centred * torch.rsqrt(variance + self.eps).view(shape)
+            joined = normed * self.weight.view(shape) + self.bias.view(shape) if self.affine else normed
+        return joined.to(input.dtype)
 
 
 def join_batch_norm(module: nn.Module, device: torch.device) -> nn.Module:
-    """Replace batch norm by one over the joined batch, so that the number of devices does not change the result."""
-    if device.type != "cpu":
-        return nn.SyncBatchNorm.convert_sync_batchnorm(module)
-    for child in module.modules():
-        if type(child) in (nn.BatchNorm1d, nn.BatchNorm2d):
-            child.__class__ = JoinedBatchNorm  # the same state under another forward: nothing to copy or to lose
+    """Let batch norm run over the joined batch, so that the number of devices does not change the result.
+
+    A module changes its class and keeps its state: there is nothing to copy or to lose. Kinds of batch norm that do
+    more than torch's own are left as they are, with a word.
+    """
+    for name, child in module.named_modules():
+        if not isinstance(child, nn.modules.batchnorm._BatchNorm) or isinstance(child, nn.SyncBatchNorm):
+            continue
+        plain = type(child) in (nn.BatchNorm1d, nn.BatchNorm2d) and child.track_running_stats
+        if not plain or child.momentum is None:
+            log.warning("%s (%s) runs over each device's pictures alone.", name, type(child).__name__)
+        elif device.type == "cpu":
+            child.__class__ = JoinedBatchNorm
+        else:
+            child.__class__, child.process_group = nn.SyncBatchNorm, None
     return module

@@ -1,5 +1,9 @@
-"""The one error that a user can cause: a sentence saying what was given, what is allowed and what to do."""
+"""Errors that are sentences: what was given, what is allowed, what to do."""
 
 
 class UserError(Exception):
     """A mistake of the user's. The command line prints it without a stack trace and exits with code 2."""
+
+
+class Diverged(Exception):
+    """The loss or the weights are no longer numbers. The last good checkpoint is intact."""

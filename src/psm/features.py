@@ -49,7 +49,7 @@ def extract(
         torch.autocast(place.device.type, torch.bfloat16 if "bf16" in precision else torch.float16, enabled=mixed),
     ):
         for rows in indices.split(batch_size):
-            inputs = prepare(pictures.take(rows).to(place.device, non_blocking=True))
+            inputs = prepare(pictures.take(rows).to(place.device))
             features.append(encoder(inputs.to(place.dtype)).float().cpu())
             advance(len(rows))
     return torch.cat(features)

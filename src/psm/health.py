@@ -16,7 +16,8 @@ def feature_health(features: Tensor, projection: Tensor) -> dict[str, float]:
     feature_std: spread of unit features, 1 for an even spread, 0 for a collapse. effective_rank: exp of the entropy of
     the features' variance over its principal directions. alignment and uniformity: Wang and Isola 2020.
     """
-    features, projection = features.double(), normalize(projection.double(), dim=-1)
+    # On the CPU: once an epoch, and not every device has double precision or these operations.
+    features, projection = features.cpu().double(), normalize(projection.cpu().double(), dim=-1)
     unit = normalize(features, dim=1)
     std = unit.std(0).mean() * unit.shape[1] ** 0.5
     centred = features - features.mean(0)

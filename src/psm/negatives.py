@@ -38,7 +38,10 @@ def mine_negatives(
 ) -> Tensor:
     """PNSM, eq. 9: an independent Bernoulli draw for each (query, negative) decides whether it is kept, (N, M)."""
     probability = keep_probability(similarity, positive_similarity, a)
-    return torch.rand(probability.shape, generator=generator, device=probability.device) < probability
+    # Always in single precision: in half, chances would be rounded coarsely.
+    return (
+        torch.rand(probability.shape, generator=generator, device=probability.device, dtype=torch.float32) < probability
+    )
 
 
 def of_the_bank(query: Tensor, bank: Bank, own: Tensor | None = None) -> Negatives:

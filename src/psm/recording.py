@@ -3,6 +3,7 @@
 import logging
 import math
 import time
+from pathlib import Path
 from typing import Any
 
 import lightning
@@ -10,6 +11,7 @@ import torch
 
 from psm.config import KnnConfig
 from psm.data import DataSet
+from psm.errors import Diverged
 from psm.evaluation import knn
 from psm.features import extract
 from psm.health import feature_health, in_words
@@ -18,10 +20,6 @@ from psm.run import Run, append_line, read_lines
 from psm.training import Pretraining
 
 log = logging.getLogger("psm")
-
-
-class Diverged(Exception):
-    """The loss is no longer a number. The last good checkpoint is intact."""
 
 
 class Recorder(lightning.Callback):
@@ -50,7 +48,7 @@ class Recorder(lightning.Callback):
             self._stop_unless_finite(means["loss"], trainer)
             self._send(trainer, {"loss": means["loss"], "lr": module.learning_rate(step - 1)}, step)
         if save:
-            trainer.save_checkpoint(self.run.checkpoint)
+            self._save(trainer, module, self.run.checkpoint)
 
     def on_train_epoch_end(self, trainer: lightning.Trainer, module: Pretraining) -> None:
         seconds = time.perf_counter() - self.epoch_started
@@ -74,10 +72,18 @@ class Recorder(lightning.Callback):
             append_line(self.run.metrics, record)
             self._speak(record, trainer, module)
         self._send(trainer, {name: value for name, value in record.items() if name != "step"}, record["step"])
-        trainer.save_checkpoint(self.run.checkpoint)
+        self._save(trainer, module, self.run.checkpoint)
         every = module.config.save.snapshots
         if every and record["epoch"] % every == 0:
-            trainer.save_checkpoint(self.run.snapshot(record["epoch"]))
+            self._save(trainer, module, self.run.snapshot(record["epoch"]))
+
+    @staticmethod
+    def _save(trainer: lightning.Trainer, module: Pretraining, path: Path) -> None:
+        """Replace the checkpoint, but never by one that is no longer made of numbers."""
+        norms = torch.stack(torch._foreach_norm([x.detach().float() for x in module.networks.parameters()]))
+        if not torch.isfinite(norms.sum()):
+            raise Diverged(in_words([{"loss": math.nan, "epoch": trainer.current_epoch + 1}])[0])
+        trainer.save_checkpoint(path)
 
     def _speak(self, record: dict[str, Any], trainer: lightning.Trainer, module: Pretraining) -> None:
         log.info("epoch %d: %s", record["epoch"], {k: round(v, 4) for k, v in record.items() if k != "epoch"})

@@ -59,30 +59,31 @@ class Run:
     def page(self) -> Path:
         return self.folder / "report.html"
 
-    def check(self, resume: bool, overwrite: bool) -> None:
-        """Refuse a folder that is not empty unless the user said what to do with it."""
-        if self.folder.exists() and not self.folder.is_dir():
-            raise UserError(f"out={self.folder} is a file: name a folder that is empty or does not exist yet.")
-        if resume and overwrite:
-            raise UserError("resume=true and overwrite=true contradict each other: give one of them.")
-        if not (resume or overwrite) and self._used():
-            raise UserError(
-                f"out={self.folder} is not empty: give resume=true to continue that run, overwrite=true to replace it, "
-                "or another out."
-            )
-        if overwrite and self._used() and not self.config.exists():
-            raise UserError(
-                f"out={self.folder} is not empty and holds no run (no config.yaml): overwrite=true does not touch it, "
-                "name another out."
-            )
+    @property
+    def marker(self) -> Path:
+        """Says that the folder is a run's, and is what a process that writes it locks."""
+        return self.folder / ".psm"
+
+    @property
+    def resumable(self) -> bool:
+        return self.config.exists() and self.checkpoint.exists()
 
     @contextmanager
-    def hold(self) -> Iterator[None]:
-        """Keep every other process from training into this folder. The lock dies with the process."""
-        made = not self.folder.exists()
+    def hold(self, resume: bool, overwrite: bool) -> Iterator[None]:
+        """Take the folder for this process: nobody else's files are touched, no other process may train into it.
+
+        The lock dies with the process. A folder made here vanishes again if nothing was written into it.
+        """
+        if resume and overwrite:
+            raise UserError("resume=true and overwrite=true contradict each other: give one of them.")
+        if self.folder.exists() and not self.folder.is_dir():
+            raise UserError(f"out={self.folder} is a file: name a folder that is empty or does not exist yet.")
+        if self._used() and not self.marker.exists():
+            raise UserError(f"out={self.folder} is not empty and holds no run of psm: name another out.")
+        made = [folder for folder in (self.folder, *self.folder.parents) if not folder.exists()]
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            lock = (self.folder / ".lock").open("a")
+            lock = self.marker.open("a")
         except OSError as error:
             raise UserError(f"out={self.folder} cannot be written: {error.strerror}.") from None
         try:
@@ -93,17 +94,26 @@ class Run:
                 f"out={self.folder} is being written by another process: wait for it or name another out."
             ) from None
         try:
+            if self._used() and not (resume or overwrite):
+                raise UserError(
+                    f"out={self.folder} is not empty: give resume=true to continue that run, overwrite=true to "
+                    "replace it, or another out."
+                )
             yield
         finally:
+            if not self._used():
+                self.marker.unlink(missing_ok=True)
+                for folder in made:
+                    folder.rmdir()
             lock.close()
-            if made and not self._used():
-                shutil.rmtree(self.folder)
 
     def empty(self) -> None:
-        """Remove what an earlier run left, but for the lock that is held."""
-        for path in self.folder.iterdir():
-            if path.name != ".lock":
-                shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+        """Remove what an earlier run left, and nothing else. Without its configuration a run cannot be resumed, so
+        that goes first: a kill midway leaves nothing that could be taken for a run."""
+        own = (self.config, self.checkpoint.parent, self.metrics, self.encoder, self.loading, self.log, self.scores)
+        for path in (*own, self.page, self.unreadable, self.folder / "logs"):
+            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink(missing_ok=True)
+        self.clear_leftovers()
 
     def clear_leftovers(self) -> None:
         """Remove temporary files of a write that was killed."""
@@ -119,12 +129,13 @@ class Run:
         )
 
     def _used(self) -> bool:
-        return self.folder.exists() and any(path.name != ".lock" for path in self.folder.iterdir())
+        return self.folder.exists() and any(path != self.marker for path in self.folder.iterdir())
 
 
 def launched() -> bool:
-    """Whether this process was started by another one of the same run, which holds the folder."""
-    return int(os.environ.get("LOCAL_RANK", "0")) > 0
+    """Whether another process of the same run, on this machine or another, is the one that writes the folder."""
+    ranks = (os.environ.get(name) for name in ("RANK", "LOCAL_RANK", "NODE_RANK", "SLURM_PROCID"))
+    return any(rank is not None and rank.isdigit() and int(rank) > 0 for rank in ranks)
 
 
 def write_atomically(path: Path, write: Callable[[BinaryIO], Any]) -> None:
@@ -149,8 +160,9 @@ def write_atomically(path: Path, write: Callable[[BinaryIO], Any]) -> None:
 def append_line(path: Path, record: dict[str, Any]) -> None:
     """Add a record to a file of JSON lines."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a") as file:
-        file.write(json.dumps(record) + "\n")
+    with path.open("a+b") as file:
+        torn = file.tell() > 0 and (file.seek(-1, os.SEEK_END), file.read(1))[1] != b"\n"  # a kill cut the last line
+        file.write(b"\n" * torn + json.dumps(record).encode() + b"\n")
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:

@@ -11,6 +11,7 @@ from typing import Any
 
 import lightning
 import torch
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor, nn
@@ -28,6 +29,7 @@ from psm.randomness import derived_seed, generator
 from psm.run import Run, append_line
 
 log = logging.getLogger("psm")
+PRECISIONS = ("32-true", "bf16-mixed", "16-mixed")
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,15 @@ class Score:
     top1: float
     top5: float
     protocol: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The scores, the run folder they belong to (None for a lone file), and its data if those were scored on."""
+
+    scores: list[Score]
+    run: Path | None
+    training_data: DataSet | None
 
 
 def evaluate(
@@ -54,68 +65,72 @@ def evaluate(
     given = {**keys, "checkpoint": str(checkpoint)}
     if isinstance(data, str):
         given["data"] = data
-    return run_evaluation(given, data=None if isinstance(data, str) else data, encoder=encoder)
+    return run_evaluation(given, data=None if isinstance(data, str) else data, encoder=encoder).scores
 
 
 def run_evaluation(
     *wishes: Mapping[str, Any], data: DataSet | None = None, encoder: nn.Module | None = None
-) -> list[Score]:
+) -> Evaluation:
     """Evaluate as the merged wishes say; ``data`` stands in for what its key names."""
     asked = settings.build(EvaluateConfig, *wishes)
     if not asked.checkpoint:
         raise UserError("checkpoint= is missing: give a run folder, for example checkpoint=runs/a.")
     _check(asked)
+    device = _device(asked.accelerator)
     file = find_encoder(asked.checkpoint)
     trained = load_encoder(file, encoder)
     loading: Loading = trained.loading
     before = _trained_with(file)
-    pictures = before.pictures if before else PicturesConfig()
-    config = settings.build(EvaluateConfig, *wishes, base=EvaluateConfig(pictures=replace(pictures, size=loading.size)))
+    pictures = replace(before.pictures if before else PicturesConfig(), size=loading.size)
+    config = settings.build(EvaluateConfig, *wishes, base=EvaluateConfig(pictures=pictures))
     name = config.data or loading.data
+    as_trained = data is None and before is not None and name == before.data and config.pictures == pictures
     data = data or load(name, config.pictures, config.progress)
     if data.test is None:
         raise UserError(f"data={name} has no labels to score with: give a labelled set, for example data=cifar10.")
-    device = lightning.Fabric(accelerator=config.accelerator, devices=1).device
     views = Views(ViewsConfig(size=loading.size), data.size, loading.mean, loading.std)
-    seed = before.seed if before else None
     protocol = {
         "data": name,
+        "pictures": asdict(config.pictures),
         "train_pictures": len(data.train),
         "test_pictures": len(data.test),
         "classes": len(data.classes),
-        "split": config.pictures.split if "tiny-imagenet" in name else "train / test",
         "size": loading.size,
-        "checkpoint": str(file),
-        "which": "last",
-        "epoch": loading.epoch,
-        "pretraining_seed": seed,
-        "method": loading.method,
         "encoder": loading.encoder,
         "stem": loading.stem,
         "precision": config.precision,
         "psm": version("psm"),
         "torch": torch.__version__,
     }
-    subjects: list[tuple[str, nn.Module, dict[str, Any]]] = [(loading.method, trained.to(device), {})]
+    origin = {
+        "checkpoint": str(file),
+        "which": "last" if file.name in ("encoder.safetensors", "last.ckpt") else file.stem,
+        "epoch": loading.epoch,
+        "pretraining_seed": before.seed if before else None,
+        "method": loading.method,
+    }
+    subjects = [(loading.method, trained.to(device), origin)]
     if config.baselines:
         subjects = [*_baselines(loading, device, config.seed), *subjects]
     out = Path(config.out).expanduser() if config.out else _home(file)
     scores = []
     with _bars(config.progress) as bars:
-        for of, module, differs in subjects:
+        for of, module, about in subjects:
             for kind, accuracy, used in _scores(of, module, data, views, config, bars):
-                score = Score(
-                    of,
-                    kind,
-                    accuracy.top1,
-                    accuracy.top5,
-                    {**protocol, **differs, **used, "seed": config.seed},
-                )
-                append_line(
-                    out / "scores.jsonl", asdict(score) | {"at": datetime.now(UTC).isoformat(timespec="seconds")}
-                )
+                facts = {**protocol, **about, **used, "seed": config.seed}
+                score = Score(of, kind, accuracy.top1, accuracy.top5, facts)
+                when = datetime.now(UTC).isoformat(timespec="seconds")
+                append_line(out / "scores.jsonl", asdict(score) | {"at": when})
                 scores.append(score)
-    return scores
+    home = Run(_home(file))
+    return Evaluation(scores, home.folder if home.metrics.exists() else None, data if as_trained else None)
+
+
+def _device(accelerator: str) -> torch.device:
+    try:
+        return lightning.Fabric(accelerator=accelerator, devices=1).device
+    except (RuntimeError, ValueError, MisconfigurationException) as error:
+        raise UserError(f"accelerator={accelerator} cannot be used: {' '.join(str(error).split())}") from None
 
 
 def _scores(
@@ -158,16 +173,16 @@ def _scores(
 
 
 def _baselines(loading: Loading, device: torch.device, seed: int) -> list[tuple[str, nn.Module, dict[str, Any]]]:
-    rows: list[tuple[str, nn.Module, dict[str, Any]]] = [
-        ("raw pixels", nn.Flatten(), {"encoder": "none", "stem": "none", "epoch": 0, "method": "none"})
-    ]
+    untrained_facts = {"checkpoint": None, "which": None, "epoch": 0, "pretraining_seed": None, "method": None}
+    no_encoder = {"encoder": None, "stem": None}
+    rows: list[tuple[str, nn.Module, dict[str, Any]]] = [("raw pixels", nn.Flatten(), untrained_facts | no_encoder)]
     if loading.encoder == "custom":
         log.warning("an untrained encoder cannot be made for a network of the user's own: that row is left out.")
         return rows
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derived_seed(seed, "weights"))
         untrained = networks.encoder(loading.encoder, loading.stem, loading.size)
-    return [*rows, ("untrained encoder", untrained.to(device), {"epoch": 0, "method": "none"})]
+    return [*rows, ("untrained encoder", untrained.to(device), untrained_facts)]
 
 
 def _home(file: Path) -> Path:
@@ -179,8 +194,9 @@ def _trained_with(file: Path) -> PretrainConfig | None:
     """The configuration that the encoder was trained with, where it is known."""
     if file.suffix == ".ckpt":
         return settings.build(PretrainConfig, read_checkpoint(file)["psm"]["config"])
-    stored = Run(_home(file)).config
-    return settings.build(PretrainConfig, settings.read_yaml(stored)) if stored.exists() else None
+    run = Run(_home(file))
+    is_run = run.marker.exists() and run.config.exists()
+    return settings.build(PretrainConfig, settings.read_yaml(run.config)) if is_run else None
 
 
 def _check(config: EvaluateConfig) -> None:
@@ -189,11 +205,16 @@ def _check(config: EvaluateConfig) -> None:
         ("linear.epochs", config.linear.epochs, 1),
         ("linear.batch_size", config.linear.batch_size, 1),
         ("batch_size", config.batch_size, 1),
+        ("linear.lr", config.linear.lr, 0),
+        ("linear.momentum", config.linear.momentum, 0),
+        ("linear.weight_decay", config.linear.weight_decay, 0),
     )
     for name, value, least in at_least:
-        if value < least:
+        if not value >= least:
             raise UserError(f"{name}={value} is too small: give {least} or more.")
-    if config.knn.temperature <= 0:
+    if config.precision not in PRECISIONS:
+        raise UserError(f"precision={config.precision} is unknown: choose one of {', '.join(PRECISIONS)}.")
+    if not config.knn.temperature > 0:
         raise UserError(f"knn.temperature={config.knn.temperature} must be above 0; 0.1 is usual.")
     if not (config.knn.enabled or config.linear.enabled):
         raise UserError("knn.enabled=false and linear.enabled=false leave nothing to score: keep one of them.")

@@ -46,7 +46,10 @@ def build(schema: type, *wishes: Mapping[str, Any], base: Any = None) -> Any:
                 OmegaConf.update(merged, dotted, value, force_add=row.key != dotted)
             except OmegaConfBaseException:
                 raise UserError(f"{dotted}={_shown(value)} is not {_article(row.type)}: {row.meaning}.") from None
-    return OmegaConf.to_object(merged)
+    try:
+        return OmegaConf.to_object(merged)
+    except OmegaConfBaseException as error:
+        raise UserError(f"{error.full_key} cannot be read: ${{...}} and ??? mean something there.") from None
 
 
 def parse(arguments: Iterable[str], schema: type) -> tuple[dict[str, Any], ...]:

@@ -17,7 +17,7 @@ from psm.data import Pictures
 from psm.distributed import gather, join_batch_norm
 from psm.export import Loading
 from psm.methods import Composition
-from psm.randomness import generator
+from psm.randomness import derived_seed, generator
 from psm.schedule import learning_rate
 from psm.topology import Embeddings, Topology
 
@@ -38,6 +38,12 @@ class Meter(nn.Module):
     def update(self, facts: dict[str, Tensor]) -> None:
         self.total += torch.stack([facts[name].float() for name in self.names])
         self.count += 1
+
+    def _apply(self, function: Any, recurse: bool = True) -> "Meter":
+        """Sums stay in single precision in a network of half precision."""
+        super()._apply(function, recurse)
+        self.total = self.total.float()
+        return self
 
     def means(self) -> dict[str, float]:
         return dict(zip(self.names, (self.total / self.count).tolist(), strict=True))
@@ -87,6 +93,7 @@ class Pretraining(lightning.LightningModule):
         pictures: Pictures,
         config: PretrainConfig,
         loading: Loading,
+        channels_last: bool = False,
     ):
         super().__init__()
         self.networks = networks
@@ -95,6 +102,7 @@ class Pretraining(lightning.LightningModule):
         self.bank = Bank(composition.bank.size, config.heads.out) if composition.needs_bank else None
         self.meter = Meter(("loss", *fact_names(composition)))
         self.loading = loading
+        self.channels_last = channels_last
         self.views = views
         self.pictures = pictures
         self.latest: Latest | None = None
@@ -132,11 +140,17 @@ class Pretraining(lightning.LightningModule):
         optim, steps = self.config.optim, self.config.epochs * self.steps_per_epoch
         return learning_rate(step, steps, round(optim.warmup * steps), optim.lr, optim.warmup_lr)
 
-    def loading_now(self) -> Loading:
-        return replace(self.loading, epoch=self.trainer.global_step // self.steps_per_epoch)
+    def description(self) -> dict[str, Any]:
+        """What a checkpoint says of the run beside its weights."""
+        return {
+            "config": settings.to_dict(self.config),
+            "loading": asdict(self.loading),
+            "pictures": len(self.pictures),
+        }
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        checkpoint["psm"] = {"config": settings.to_dict(self.config), "loading": asdict(self.loading_now())}
+        self.loading = replace(self.loading, epoch=self.trainer.global_step // self.steps_per_epoch)
+        checkpoint["psm"] = self.description()
 
     def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
         for group in self.optimizers().optimizer.param_groups:
@@ -146,11 +160,15 @@ class Pretraining(lightning.LightningModule):
         """Views (2, B, 3, H, W). The draws are made for the global batch, so sharing it out changes no view."""
         size = self.config.batch_size
         draws = self.views.draw(size, generator(self.config.seed, "views", batch.step))
-        mine = draws[share(size, self.trainer.global_rank, self.trainer.world_size)].to(self.device, non_blocking=True)
-        views = self.views.apply(batch.pictures, mine, channels_last=bool(self.config.channels_last))
+        mine = draws[share(size, self.trainer.global_rank, self.trainer.world_size)].to(
+            self.device, non_blocking=self.device.type == "cuda"
+        )
+        views = self.views.apply(batch.pictures, mine, channels_last=self.channels_last)
         return views.to(self.dtype)
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        # Networks with draws of their own (dropout, stochastic depth) take them from torch's global generator.
+        torch.manual_seed(derived_seed(self.config.seed, "networks", batch.step, self.trainer.global_rank))
         draws = generator(self.config.seed, "negatives", batch.step, device=self.device)
         loss, facts, self.latest = step_loss(
             self.networks, self.two_views(batch), batch.ids, self.composition, self.bank, draws
