@@ -196,6 +196,7 @@ def test_refusals(run, tmp_path):
         ({"accelerator": "gpus"}, "accelerator=gpus"),
         ({"precision": "foo"}, "precision=foo"),
         ({"linear": {"lr": -1.0}}, r"linear\.lr=-1"),
+        ({"out": "/proc/nothing"}, "cannot be written"),
         ({"knn": {"temperature": float("nan")}}, r"knn\.temperature=nan"),
     ],
 )

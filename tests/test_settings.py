@@ -15,9 +15,12 @@ def test_types_and_nesting():
     config = build("epochs=3", "optim.lr=1e-2", "views.crop=[0.3,1]", "pictures.size=none", "devices=2", "resume=true")
     assert (config.epochs, config.optim.lr, config.views.crop) == (3, 0.01, [0.3, 1.0])
     assert (config.pictures.size, config.devices, config.resume) == (None, "2", True)
+    assert build("epochs=1e1").epochs == 10
 
 
 def test_text_is_taken_to_the_letter():
+    assert build("pictures.labels=none").pictures.labels == "none"
+    assert build("pictures.cache=none").pictures.cache is None
     assert build("data=/a: b/[c]").data == "/a: b/[c]"
     assert build("out=1e3").out == "1e3"
 
@@ -49,6 +52,8 @@ def test_python_dictionaries_and_dotted_keys():
         ("lr=3", "did you mean 'optim.lr'"),
         ("positive.k=3", "did you mean 'positives.k'"),
         ("zzz=3", "psm pretrain --help"),
+        ("optim.lr=nan", "optim.lr=nan is not finite"),
+        ("views.crop=[0.1,.inf]", "is not finite"),
         ("epochs=x", "epochs=x is not a whole number"),
         ("epochs=1.5", "epochs=1.5 is not a whole number"),
         ("epochs=", "epochs=none is not a whole number"),

@@ -271,6 +271,70 @@ def test_resume_refuses_other_pictures(tmp_path, small):
         psm.pretrain(tmp_path / "a", data=data(80), resume=True)
 
 
+@pytest.mark.parametrize(
+    ("damage", "says"),
+    [
+        (lambda out: (out / "checkpoints" / "last.ckpt").write_bytes(b""), "empty, cut off"),
+        (lambda out: (out / "checkpoints" / "last.ckpt").write_text("hello world"), "checkpoint"),
+        (lambda out: torch.save({"a": 1}, out / "checkpoints" / "last.ckpt"), "not a checkpoint written by psm"),
+        (lambda out: (out / "config.yaml").write_text("epochs: 9\n"), "differs"),
+        (
+            lambda out: (out / "config.yaml").write_text(
+                (out / "config.yaml").read_text().replace("  out: 12", "  out: 24")
+            ),
+            "heads.out=24 differs from heads.out=12",
+        ),
+    ],
+)
+def test_damage_is_named_on_resume(tmp_path, small, damage, says):
+    psm.pretrain(tmp_path / "a", **small)
+    damage(tmp_path / "a")
+    with pytest.raises(UserError, match=says):
+        psm.pretrain(tmp_path / "a", resume=True)
+
+
+def test_damaged_metrics_do_not_keep_a_run_from_resuming(tmp_path, small):
+    psm.pretrain(tmp_path / "a", **small)
+    with (tmp_path / "a" / "metrics.jsonl").open("ab") as file:
+        file.write(b"\xff\n3\n{")
+    assert [m["epoch"] for m in psm.pretrain(tmp_path / "a", resume=True).metrics] == [1, 2]
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"optim": {"clip": 0.0}},
+        {"optim": {"lr": math.inf}},
+        {"optim": {"momentum": 2.0}},
+        {"loss": {"temperature": math.nan}},
+        {"save": {"every_steps": 0}},
+        {"bank": {"size": 10**13}},
+        {"trainer": {"max_steps": 0}},
+        {"encoder": nn.Linear},
+        {"out": None},
+    ],
+)
+def test_values_that_make_no_sense(tmp_path, small, keys):
+    with pytest.raises(UserError):
+        psm.pretrain(**{"out": tmp_path / "a", **small, **keys})
+    assert not (tmp_path / "a").exists()
+
+
+def test_plain_tensors_train(tmp_path, small):
+    del small["data"]
+    pixels = torch.randint(0, 255, (64, 3, 16, 16), dtype=torch.uint8)
+    for name, data in (("tensor", pixels), ("array", pixels.numpy()), ("pictures", Pictures(pixels))):
+        assert len(psm.pretrain(tmp_path / name, data=data, **small).metrics) == 2
+
+
+def test_tied_weights_are_exported(tmp_path, small):
+    del small["encoder"]
+    shared = nn.Linear(8, 8)
+    tied = nn.Sequential(nn.Flatten(), nn.Linear(3 * 16 * 16, 8), shared, shared)
+    result = psm.pretrain(tmp_path / "a", encoder=tied, **small)
+    assert same(load_file(result.out / "encoder.safetensors"), tied.state_dict())
+
+
 class Noisy(nn.Module):
     """An encoder with draws of its own."""
 
@@ -419,7 +483,7 @@ def test_bank_is_pushed_once_after_both_directions(tmp_path, small, monkeypatch)
         ),
     )
     small["pictures"]["limit"] = 96
-    psm.pretrain(tmp_path / "a", **small, trainer={"max_steps": 2})
+    psm.pretrain(tmp_path / "a", **small | {"epochs": 1})
     first, second = seen[:2], seen[2:4]
     assert first[0] == first[1] == (0, 0, False, 32)
     assert second[0] == second[1] == (32, 32, False, 32)  # another batch of the same epoch: no own id among candidates
@@ -476,7 +540,7 @@ def test_own_encoder_comes_back(tmp_path, small):
 
     del small["encoder"]
     result = psm.pretrain(tmp_path / "a", encoder=own(), **small)
-    with pytest.raises(UserError, match="module="):
+    with pytest.raises(UserError, match="beside the path"):
         psm.load_encoder(result.out)
     loaded = psm.load_encoder(result.out, module=own())
     assert same(loaded.state_dict(), result.encoder.state_dict())

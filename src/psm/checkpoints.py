@@ -25,10 +25,14 @@ class AtomicCheckpoints(CheckpointIO):
 
 
 def read_checkpoint(path: str | Path, map_location: Any = "cpu") -> dict[str, Any]:
-    """The contents of a checkpoint file, or a sentence saying why it cannot be read."""
+    """The contents of a checkpoint that psm wrote, or a sentence saying why it cannot be read."""
     try:
-        return torch.load(path, map_location=map_location, weights_only=True)
+        checkpoint = torch.load(path, map_location=map_location, weights_only=True)
     except pickle.UnpicklingError:
         raise UserError(f"{path} is no checkpoint, or holds more than tensors and plain values: not loaded.") from None
-    except (RuntimeError, EOFError, OSError, ValueError, KeyError) as error:
-        raise UserError(f"{path} is not a readable checkpoint: {str(error).splitlines()[0]}.") from None
+    except (RuntimeError, EOFError, OSError, ValueError, KeyError, IndexError, AttributeError):
+        raise UserError(f"{path} is empty, cut off or no checkpoint: give another file or start afresh.") from None
+    told = checkpoint.get("psm") if isinstance(checkpoint, dict) else None
+    if not isinstance(told, dict) or not {"config", "loading", "pictures"} <= told.keys():
+        raise UserError(f"{path} is not a checkpoint written by psm: give a run folder, its checkpoint or its encoder.")
+    return checkpoint

@@ -60,6 +60,8 @@ def data(arguments: Sequence[str]) -> None:
     config = settings.build(DataConfig, *settings.parse(arguments, DataConfig))
     from psm.tables import data_table, published_table
 
+    if config.sheet and not config.data:
+        raise UserError("sheet= shows pictures of a data set: give data= too.")
     data_table(config) if config.data else published_table()
 
 

@@ -52,8 +52,9 @@ def save_encoder(run: Run, encoder: nn.Module, loading: Loading) -> None:
     """Write encoder.safetensors and encoder.json; the first holds the second's contents too, so it can go alone."""
     description = asdict(loading)
     own = networks.unwrapped(encoder)
-    state = {name: tensor.detach().cpu().contiguous() for name, tensor in own.state_dict().items()}
-    content = save(state, metadata={"format": "pt", "psm": json.dumps(description)})
+    # Copies: safetensors refuses weights that share memory. One entry of metadata: the order of several varies.
+    state = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in own.state_dict().items()}
+    content = save(state, metadata={"psm": json.dumps(description)})
     write_atomically(run.encoder, lambda file: file.write(content))
     readable = json.dumps(description | {"how_to_load": loading.instructions()}, indent=2) + "\n"
     write_atomically(run.loading, lambda file: file.write(readable.encode()))
@@ -67,7 +68,7 @@ def load_encoder(path: str | Path, module: nn.Module | None = None) -> nn.Module
     """
     loading, state = read_encoder(path)
     if module is None and loading.encoder == "custom":
-        raise UserError(f"{path} holds a network of its user's own: give it to load_encoder as module=.")
+        raise UserError(f"{path} holds a network of its user's own: give that network beside the path.")
     encoder = (
         networks.encoder(loading.encoder, loading.stem, loading.size)
         if module is None
@@ -93,10 +94,8 @@ def read_encoder(path: str | Path) -> tuple[Loading, dict[str, Tensor]]:
             raise UserError(f"{path} is not a readable safetensors file: {error}.") from None
         if described is None:
             raise UserError(f"{path} says nothing of how to load it: give an encoder.safetensors written by psm.")
-        return _loading(json.loads(described), path), state
+        return _loading(described, path), state
     checkpoint = read_checkpoint(path)
-    if not isinstance(checkpoint, dict) or "psm" not in checkpoint:
-        raise UserError(f"{path} is not a checkpoint written by psm: give a run folder, its checkpoint or its encoder.")
     loading = _loading(checkpoint["psm"]["loading"], path)
     prefix = f"{ENCODER}module." if loading.encoder == "custom" else ENCODER
     state = {k.removeprefix(prefix): v for k, v in checkpoint["state_dict"].items() if k.startswith(prefix)}
@@ -117,8 +116,9 @@ def find_encoder(path: str | Path) -> Path:
     raise UserError(f"checkpoint={path} holds neither {run.encoder.name} nor a checkpoint: is it a run folder?")
 
 
-def _loading(described: dict[str, Any], path: Path) -> Loading:
+def _loading(described: dict[str, Any] | str, path: Path) -> Loading:
     try:
+        described = json.loads(described) if isinstance(described, str) else described
         return Loading(**{f.name: described[f.name] for f in fields(Loading)})
-    except (KeyError, TypeError):
+    except (KeyError, TypeError, json.JSONDecodeError):
         raise UserError(f"{path} does not say completely how to load it: was it written by another version?") from None

@@ -40,7 +40,7 @@ def in_words(history: Sequence[dict[str, Any]]) -> list[str]:
     now = history[-1]
     if not math.isfinite(now["loss"]):
         return [
-            f"The loss became {now['loss']} in epoch {now['epoch']}: the run stops; its last good checkpoint stands. "
+            f"The loss became {now['loss']} in epoch {now['epoch']}: the run stops, and that is not saved. "
             "Try a lower optim.lr, optim.clip=1 or precision=32-true."
         ]
     warnings = []

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import lightning
+import numpy as np
 import torch
 from torch import nn
 
@@ -16,7 +17,7 @@ from psm.assembly import build_networks, composition_of
 from psm.augment import Views, channel_statistics
 from psm.checkpoints import read_checkpoint
 from psm.config import PretrainConfig
-from psm.data import DataSet, load
+from psm.data import DataSet, Pictures, load
 from psm.errors import UserError
 from psm.export import Loading, read_encoder, save_encoder
 from psm.progress import ProgressBar
@@ -47,7 +48,7 @@ class PretrainResult:
 
 def pretrain(
     out: str | Path,
-    data: str | DataSet | None = None,
+    data: str | Path | DataSet | Pictures | torch.Tensor | np.ndarray | None = None,
     encoder: str | nn.Module | None = None,
     config: str | Path | Mapping[str, Any] | None = None,
     **keys: Any,
@@ -56,11 +57,18 @@ def pretrain(
 
     >>> psm.pretrain("runs/a", data="cifar10", epochs=10, positives={"k": 3})  # doctest: +SKIP
 
-    ``data`` may be a DataSet and ``encoder`` any module that turns (B, 3, H, W) into (B, F) or (B, F, h, w).
+    ``data`` may be a DataSet or uint8 pictures (N, 3, H, W), and ``encoder`` any module that turns (B, 3, H, W) into
+    (B, F) or (B, F, h, w).
     """
+    if not isinstance(out, (str, Path)):
+        raise UserError(f"out={out!r} is not a path: name a folder for the run.")
+    if encoder is not None and not isinstance(encoder, (str, nn.Module)):
+        raise UserError(f"encoder={encoder!r} is neither a name nor a module: give for example 'resnet18'.")
+    if isinstance(data, (torch.Tensor, np.ndarray, Pictures)):
+        data = DataSet("pictures", data if isinstance(data, Pictures) else Pictures(data), None, ())
     given: dict[str, Any] = {**keys, "out": str(out)}
     if data is not None:
-        given["data"] = data.name if isinstance(data, DataSet) else data
+        given["data"] = data.name if isinstance(data, DataSet) else str(data)
     if encoder is not None:
         given["encoder"] = "custom" if isinstance(encoder, nn.Module) else encoder
     return run_pretraining(
@@ -95,7 +103,9 @@ def run_pretraining(
         data = data or load(config.data, config.pictures, config.progress)
         config = _settle(config, data)
         if stored:
-            _refuse_changes(run, stored, config)
+            # The checkpoint knows what the run was begun with, whatever was since written into config.yaml.
+            begun = read_checkpoint(run.checkpoint)["psm"]["config"] if resuming else settings.to_dict(stored)
+            _refuse_changes(run, begun, config)
         trainer, module = _prepare(run, config, data, encoder)
         if resuming:
             _refuse_other_data(run, module, data)
@@ -112,14 +122,14 @@ def run_pretraining(
             return _fit(run, trainer, module, data, resuming)
 
 
-def _refuse_changes(run: Run, stored: PretrainConfig, config: PretrainConfig) -> None:
+def _refuse_changes(run: Run, begun: dict[str, Any], config: PretrainConfig) -> None:
     """What is asked for now may not contradict the run that is resumed."""
-    before, now = (dict(settings.flatten(settings.to_dict(x))) for x in (stored, config))
+    before, now = (dict(settings.flatten(x)) for x in (begun, settings.to_dict(config)))
     for dotted, value in now.items():
         if dotted not in MAY_CHANGE and before.get(dotted) != value:
             raise UserError(
                 f"{dotted}={value} differs from {dotted}={before.get(dotted)} of the run in {run.folder}: resume it "
-                f"without {dotted}=, or start another run in another out."
+                f"without {dotted}= (and with config.yaml as it was), or start another run in another out."
             )
 
 
@@ -145,8 +155,8 @@ def _check(config: PretrainConfig) -> None:
         ("monitor.test_pictures", config.monitor.test_pictures, 1),
         ("monitor.log_every", config.monitor.log_every, 1),
         ("num_nodes", config.num_nodes, 1),
-        ("save.every_steps", config.save.every_steps or 1, 1),
-        ("save.snapshots", config.save.snapshots or 1, 1),
+        ("save.every_steps", 1 if config.save.every_steps is None else config.save.every_steps, 1),
+        ("save.snapshots", 1 if config.save.snapshots is None else config.save.snapshots, 1),
         ("optim.lr", config.optim.lr, 0),
         ("optim.warmup_lr", config.optim.warmup_lr, 0),
         ("optim.momentum", config.optim.momentum, 0),
@@ -155,6 +165,10 @@ def _check(config: PretrainConfig) -> None:
     for name, value, least in at_least:
         if not value >= least:
             raise UserError(f"{name}={value} is too small: give {least} or more.")
+    if config.optim.clip is not None and config.optim.clip <= 0:
+        raise UserError(f"optim.clip={config.optim.clip} would stop all learning: give a number above 0, or none.")
+    if config.optim.momentum >= 1:
+        raise UserError(f"optim.momentum={config.optim.momentum} never forgets: give a number below 1.")
     if not 0 <= config.optim.warmup <= 1:
         raise UserError(f"optim.warmup={config.optim.warmup} is a share of all steps: give a number from 0 to 1.")
 
@@ -214,7 +228,12 @@ def _prepare(
         data=config.data,
         epoch=0,
     )
-    return trainer, Pretraining(nets, composition_of(config), views, data.train, config, loading, channels_last)
+    try:
+        module = Pretraining(nets, composition_of(config), views, data.train, config, loading, channels_last)
+    except (RuntimeError, MemoryError):
+        need = config.bank.size * config.heads.out * 4 / 1e9
+        raise UserError(f"bank.size={config.bank.size} needs {need:,.1f} GB of memory: give a smaller bank.") from None
+    return trainer, module
 
 
 def _fit(run: Run, trainer: lightning.Trainer, module: Pretraining, data: DataSet, resuming: bool) -> PretrainResult:
@@ -246,7 +265,7 @@ def _logging(run: Run, config: PretrainConfig) -> Iterator[None]:
         log.info("psm pretrain, method %s on %s", config.method, config.data)
         yield
     except BaseException as error:
-        log.error("stopped: %s: %s", type(error).__name__, error)
+        log.info("stopped: %s: %s", type(error).__name__, error)  # whoever catches it tells the user
         raise
     finally:
         log.setLevel(level)

@@ -6,7 +6,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -76,7 +76,11 @@ class Run:
         """
         if resume and overwrite:
             raise UserError("resume=true and overwrite=true contradict each other: give one of them.")
-        if self.folder.exists() and not self.folder.is_dir():
+        try:
+            occupied = self.folder.exists() and not self.folder.is_dir()
+        except OSError as error:
+            raise UserError(f"out={self.folder} cannot be used: {error.strerror}.") from None
+        if occupied:
             raise UserError(f"out={self.folder} is a file: name a folder that is empty or does not exist yet.")
         if self._used() and not self.marker.exists():
             raise UserError(f"out={self.folder} is not empty and holds no run of psm: name another out.")
@@ -122,11 +126,9 @@ class Run:
 
     def keep_metrics_until(self, step: int) -> None:
         """Drop the lines after a step, written by a process that was killed before its next checkpoint."""
-        lines = read_lines(self.metrics)
-        write_atomically(
-            self.metrics,
-            lambda file: file.write("".join(json.dumps(x) + "\n" for x in lines if x["step"] <= step).encode()),
-        )
+        kept = [record for record in read_lines(self.metrics) if record.get("step", step + 1) <= step]
+        content = "".join(json.dumps(record) + "\n" for record in kept)
+        write_atomically(self.metrics, lambda file: file.write(content.encode()))
 
     def _used(self) -> bool:
         return self.folder.exists() and any(path != self.marker for path in self.folder.iterdir())
@@ -166,13 +168,12 @@ def append_line(path: Path, record: dict[str, Any]) -> None:
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """The records of a file of JSON lines; a last line cut off by a kill is passed over."""
+    """The records of a file of JSON lines; what is damaged, such as a last line cut off by a kill, is passed over."""
     if not path.exists():
         return []
     records = []
-    for line in path.read_text().splitlines():
-        try:
-            records.append(json.loads(line))
-        except json.JSONDecodeError:
-            continue
+    for line in path.read_text(errors="replace").splitlines():
+        with suppress(json.JSONDecodeError):
+            record = json.loads(line)
+            records += [record] if isinstance(record, dict) else []
     return records

@@ -54,7 +54,7 @@ class Evaluation:
 
 def evaluate(
     checkpoint: str | Path,
-    data: str | DataSet | None = None,
+    data: str | Path | DataSet | None = None,
     encoder: nn.Module | None = None,
     **keys: Any,
 ) -> list[Score]:
@@ -63,9 +63,9 @@ def evaluate(
     ``encoder`` receives the weights where the run was given a network of the user's own.
     """
     given = {**keys, "checkpoint": str(checkpoint)}
-    if isinstance(data, str):
-        given["data"] = data
-    return run_evaluation(given, data=None if isinstance(data, str) else data, encoder=encoder).scores
+    if isinstance(data, (str, Path)):
+        given["data"] = str(data)
+    return run_evaluation(given, data=data if isinstance(data, DataSet) else None, encoder=encoder).scores
 
 
 def run_evaluation(
@@ -78,6 +78,7 @@ def run_evaluation(
     _check(asked)
     device = _device(asked.accelerator)
     file = find_encoder(asked.checkpoint)
+    out = _writable(Path(asked.out).expanduser() if asked.out else _home(file))
     trained = load_encoder(file, encoder)
     loading: Loading = trained.loading
     before = _trained_with(file)
@@ -112,7 +113,6 @@ def run_evaluation(
     subjects = [(loading.method, trained.to(device), origin)]
     if config.baselines:
         subjects = [*_baselines(loading, device, config.seed), *subjects]
-    out = Path(config.out).expanduser() if config.out else _home(file)
     scores = []
     with _bars(config.progress) as bars:
         for of, module, about in subjects:
@@ -124,6 +124,17 @@ def run_evaluation(
                 scores.append(score)
     home = Run(_home(file))
     return Evaluation(scores, home.folder if home.metrics.exists() else None, data if as_trained else None)
+
+
+def _writable(folder: Path) -> Path:
+    """The folder, made if it is missing; refused before anything is computed if scores cannot be stored there."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with (folder / "scores.jsonl").open("a"):
+            pass
+    except OSError as error:
+        raise UserError(f"out={folder} cannot be written: {error.strerror}.") from None
+    return folder
 
 
 def _device(accelerator: str) -> torch.device:

@@ -1,8 +1,10 @@
 """Merging files, `key=value` arguments and Python arguments into a typed configuration; mistakes as sentences."""
 
 import difflib
+import math
 import types
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Union, get_args, get_origin, get_type_hints
@@ -42,6 +44,10 @@ def build(schema: type, *wishes: Mapping[str, Any], base: Any = None) -> Any:
     for wish in wishes:
         for dotted, value in flatten(wish, known):
             row = _known(dotted, known, schema)
+            value = value.item() if hasattr(value, "item") and hasattr(value, "dtype") else value  # numpy's numbers
+            for number in value if isinstance(value, (list, tuple)) else [value]:
+                if isinstance(number, float) and not math.isfinite(number):
+                    raise UserError(f"{dotted}={_shown(value)} is not finite: {row.meaning}.")
             try:
                 OmegaConf.update(merged, dotted, value, force_add=row.key != dotted)
             except OmegaConfBaseException:
@@ -63,10 +69,7 @@ def parse(arguments: Iterable[str], schema: type) -> tuple[dict[str, Any], ...]:
         if dotted == "config":
             files.append(read_yaml(text))
         else:
-            row = _known(dotted, known, schema)
-            given[dotted] = (
-                text if _is_text(row.hint) and text.lower() not in ("none", "null") else _value(dotted, text)
-            )
+            given[dotted] = _parsed(dotted, text, _known(dotted, known, schema).hint)
     return (*files, given)
 
 
@@ -134,32 +137,31 @@ def _known(dotted: str, known: Mapping[str, Row], schema: type) -> Row:
     if inner:
         raise UserError(f"{dotted} is a group of keys: set one of {', '.join(inner)}.")
     command = (schema.__doc__ or "").partition(":")[0]
-    near = difflib.get_close_matches(dotted, known, n=1, cutoff=0.5)
+    near = difflib.get_close_matches(dotted, known, n=1, cutoff=0.65)
     near = near or [key for key in known if key.rpartition(".")[2] == dotted.rpartition(".")[2]]
     hint = f"did you mean {near[0]!r}? All keys: " if near else "all keys: "
     raise UserError(f"{dotted!r} is not a key of `{command}`; {hint}`{command} --help`.")
 
 
-def _is_text(hint: Any) -> bool:
-    return hint is str or (str in get_args(hint) and get_origin(hint) in (Union, types.UnionType))
-
-
-def _value(dotted: str, text: str) -> Any:
+def _parsed(dotted: str, text: str, hint: Any) -> Any:
+    """The value that a text stands for; text keys take it to the letter, so that a path is never read as YAML."""
     import yaml
 
-    if text.strip().lower() in ("none", "null", ""):
+    optional = get_origin(hint) in (Union, types.UnionType)
+    kinds = get_args(hint) if optional else (hint,)
+    nothing = text.strip().lower() in ("none", "null", "")
+    if str in kinds and not (optional and nothing):
+        return text
+    if nothing:
         return None
     try:
         value = yaml.safe_load(text)
     except yaml.YAMLError:
         raise UserError(f"{dotted}={text} cannot be read as a value: lists are written [1,2].") from None
-    # YAML reads 1e-4 as text; here it is a number.
-    if isinstance(value, str):
-        try:
-            return float(value)
-        except ValueError:
-            return value
-    return value
+    if isinstance(value, str):  # YAML takes 1e-4 for text
+        with suppress(ValueError):
+            value = float(value)
+    return int(value) if int in kinds and isinstance(value, float) and value.is_integer() else value
 
 
 def _shown(value: Any) -> str:

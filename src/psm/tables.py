@@ -91,6 +91,9 @@ def published_table() -> None:
 def data_table(config: DataConfig) -> None:
     from psm.data import load
 
+    sheet = Path(config.sheet).expanduser() if config.sheet else None
+    if sheet:
+        _check_sheet(sheet)
     data = load(config.data, config.pictures)
     table = Table("", "", title=data.name, show_header=False)
     table.add_row("training pictures", f"{len(data.train):,}")
@@ -101,8 +104,17 @@ def data_table(config: DataConfig) -> None:
     Console().print(table)
     for file, reason in data.unreadable[:20]:
         print(f"unreadable: {file}: {reason}")
-    if config.sheet:
-        _sheet(data, Path(config.sheet).expanduser())
+    if sheet:
+        _sheet(data, sheet)
+
+
+def _check_sheet(path: Path) -> None:
+    if path.suffix.lower() != ".png":
+        raise UserError(f"sheet={path} must end in .png.")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"sheet={path} cannot be written: {error.strerror}.") from None
 
 
 def _sheet(data, path: Path) -> None:
@@ -110,8 +122,6 @@ def _sheet(data, path: Path) -> None:
     import torch
     from PIL import Image
 
-    if path.suffix.lower() != ".png":
-        raise UserError(f"sheet={path} must end in .png.")
     columns = 16
     if data.classes:
         rows = [(data.train.labels == c).nonzero().flatten()[:columns] for c in range(min(len(data.classes), 20))]
@@ -122,6 +132,5 @@ def _sheet(data, path: Path) -> None:
     for y, row in enumerate(rows):
         for x, picture in enumerate(data.train.take(row)):
             sheet[y * size : y * size + size - 2, x * size : x * size + size - 2] = picture.permute(1, 2, 0)
-    path.parent.mkdir(parents=True, exist_ok=True)
     Image.fromarray(sheet.numpy()).save(path)
     print(f"sheet: {path}")

@@ -35,7 +35,10 @@ def _logger(name: str, run: Run) -> Any:
 
 
 # Each would make the number of steps another one than the schedule, the order of pictures and a resume count on.
-BREAKS_STEPS = ("accumulate_grad_batches", "limit_train_batches", "overfit_batches", "fast_dev_run", "min_epochs")
+BREAKS_STEPS = (
+    *("accumulate_grad_batches", "limit_train_batches", "overfit_batches", "fast_dev_run"),
+    *("max_steps", "min_steps", "max_time", "min_epochs", "reload_dataloaders_every_n_epochs"),
+)
 
 
 def make_trainer(run: Run, config: PretrainConfig, callbacks: list[lightning.Callback]) -> lightning.Trainer:
