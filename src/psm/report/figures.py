@@ -11,7 +11,8 @@ BLUE, ORANGE, GREEN, GREY = "#0072B2", "#D55E00", "#009E73", "#888888"  # Okabe 
 
 def curves(metrics: Sequence[dict[str, Any]]) -> str:
     """Loss, nearest-neighbour score, spread of features and mining over the epochs, as an SVG element."""
-    figure = Figure(figsize=(11, 5.6), layout="constrained")
+    figure = Figure(figsize=(11, 5.8), layout="constrained")
+    figure.get_layout_engine().set(h_pad=0.12)
     axes = figure.subplots(2, 2)
     epochs = [m["epoch"] for m in metrics]
 

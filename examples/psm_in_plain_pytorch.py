@@ -1,0 +1,46 @@
+"""PSM in a plain PyTorch loop: no trainer, no configuration, the parts alone. Runs in seconds on a CPU."""
+
+import torch
+
+from psm.augment import Views, channel_statistics
+from psm.bank import Bank
+from psm.config import PicturesConfig, ViewsConfig
+from psm.contrast import loss_of
+from psm.data import load
+from psm.methods import compose
+from psm.networks import encoder, predictor, projector
+from psm.topology import Topology
+
+
+def main(pictures: int = 512, epochs: int = 2, batch_size: int = 64, seed: int = 0) -> list[float]:
+    torch.manual_seed(seed)
+    train = load("shapes", PicturesConfig(limit=pictures), progress=False).train
+    mean, std = channel_statistics(train)
+    views = Views(ViewsConfig(), 32, mean, std)
+
+    backbone = encoder("tiny")
+    networks = Topology(backbone, projector(backbone.width), predictor(), target=True)
+    optimiser = torch.optim.SGD(
+        [p for p in networks.parameters() if p.requires_grad], lr=0.1, momentum=0.9, weight_decay=1e-3
+    )
+    method = compose("psm")  # or any other row of `psm methods`
+    bank = Bank(size=256, width=128)
+
+    losses = []
+    for _ in range(epochs):
+        for ids in torch.randperm(len(train)).split(batch_size):
+            draws = views.draw(len(ids), torch.Generator().manual_seed(len(losses)))
+            embeddings, _ = networks(views.apply(train.take(ids), draws))
+            loss, facts = loss_of(embeddings, method, bank, ids)
+            optimiser.zero_grad()
+            loss.backward()
+            optimiser.step()
+            networks.follow(0.99)
+            bank.push(embeddings.key[1], ids)  # after both directions: a batch never meets itself in the bank
+            losses.append(loss.item())
+            print(f"loss {losses[-1]:.3f}, guessing {facts['chance']:.3f}, kept {facts['negatives_kept']:.2f}")
+    return losses
+
+
+if __name__ == "__main__":
+    main()
