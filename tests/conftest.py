@@ -4,6 +4,11 @@ import os
 
 import pytest
 import torch
+from hypothesis import settings
+
+# The same examples every time: a red run can be repeated, and a green one stays green.
+settings.register_profile("repeatable", derandomize=True, deadline=None)
+settings.load_profile("repeatable")
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # test processes run side by side
 # Some virtual machines announce AMX but trap on it; bfloat16 tests would die there of an illegal instruction.

@@ -17,6 +17,7 @@ from psm.errors import UserError
 from psm.methods import METHODS, compose, register
 from psm.negatives import mixed, of_the_bank
 from psm.topology import Embeddings
+from psm.training import Pretraining
 from test_mining import close, composition, filled, golden, pair_of, random_vectors
 
 ALL = list(METHODS)
@@ -218,12 +219,25 @@ def test_ranks_leave_out_what_was_dropped():
 
 
 @pytest.mark.parametrize("method", ALL)
-def test_every_method_trains_resumes_and_mines(tmp_path, small, method):
-    small["epochs"] = 1
-    result = psm.pretrain(tmp_path / "a", **small, method=method)
-    record = result.metrics[0]
-    assert set(fact_names(compose(method))) <= record.keys()
-    assert psm.evaluate(result.out, linear={"epochs": 1}, progress=False)[0].of == method
+def test_every_method_trains_resumes_exactly_and_evaluates(tmp_path, small, monkeypatch, method):
+    small |= {"method": method, "save": {"every_steps": 1}, "monitor": {"knn": False}}
+    whole = psm.pretrain(tmp_path / "whole", **small)
+    assert set(fact_names(compose(method))) <= whole.metrics[0].keys()
+    assert psm.evaluate(whole.out, linear={"epochs": 1}, progress=False)[0].of == method
+    step = Pretraining.training_step
+
+    def stopping(self, batch, index):
+        if batch.step == 4:
+            raise InterruptedError
+        return step(self, batch, index)
+
+    monkeypatch.setattr(Pretraining, "training_step", stopping)
+    with pytest.raises(InterruptedError):
+        psm.pretrain(tmp_path / "parts", **small)
+    monkeypatch.undo()
+    parts = psm.pretrain(tmp_path / "parts", resume=True)
+    for name, value in whole.encoder.state_dict().items():
+        assert torch.equal(value, parts.encoder.state_dict()[name])
 
 
 @pytest.mark.parametrize(

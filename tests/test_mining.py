@@ -99,7 +99,7 @@ def test_golden_with_given_draws(monkeypatch, terms):
         assert close(query.grad, g["dq1_mined"])
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(
     seed=st.integers(0, 10_000),
     count=st.integers(2, 6),

@@ -18,21 +18,25 @@ class AtomicCheckpoints(CheckpointIO):
         write_atomically(Path(path), lambda file: torch.save(checkpoint, file))
 
     def load_checkpoint(self, path: str | Path, map_location: Any = "cpu", weights_only: bool | None = True) -> dict:
-        return read_checkpoint(path, map_location)
+        return _load(path, map_location)
 
     def remove_checkpoint(self, path: str | Path) -> None:
         Path(path).unlink(missing_ok=True)
 
 
-def read_checkpoint(path: str | Path, map_location: Any = "cpu") -> dict[str, Any]:
+def read_checkpoint(path: str | Path) -> dict[str, Any]:
     """The contents of a checkpoint that psm wrote, or a sentence saying why it cannot be read."""
-    try:
-        checkpoint = torch.load(path, map_location=map_location, weights_only=True)
-    except pickle.UnpicklingError:
-        raise UserError(f"{path} is no checkpoint, or holds more than tensors and plain values: not loaded.") from None
-    except (RuntimeError, EOFError, OSError, ValueError, KeyError, IndexError, AttributeError):
-        raise UserError(f"{path} is empty, cut off or no checkpoint: give another file or start afresh.") from None
+    checkpoint = _load(path, "cpu")
     told = checkpoint.get("psm") if isinstance(checkpoint, dict) else None
     if not isinstance(told, dict) or not {"config", "loading", "pictures"} <= told.keys():
         raise UserError(f"{path} is not a checkpoint written by psm: give a run folder, its checkpoint or its encoder.")
     return checkpoint
+
+
+def _load(path: str | Path, map_location: Any) -> Any:
+    try:
+        return torch.load(path, map_location=map_location, weights_only=True)
+    except pickle.UnpicklingError:
+        raise UserError(f"{path} is no checkpoint, or holds more than tensors and plain values: not loaded.") from None
+    except (RuntimeError, EOFError, OSError, ValueError, KeyError, IndexError, AttributeError):
+        raise UserError(f"{path} is empty, cut off or no checkpoint: give another file or start afresh.") from None

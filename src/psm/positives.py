@@ -58,11 +58,11 @@ def soft_weights(similarity: Tensor, weighting: str = "V0") -> Tensor:
         return torch.ones_like(similarity)
     weights = similarity.softmax(1)
     # Equal similarities have weights of exactly 1/k but for rounding: they survive.
-    survives = weights >= (1 - 8 * torch.finfo(weights.dtype).eps) / k
+    survives = (weights >= (1 - 8 * torch.finfo(weights.dtype).eps) / k).to(weights.dtype)
     if weighting == "V1":
         return weights * survives
     if weighting == "V2":
         return survives / survives.sum(1, keepdim=True)
     if weighting == "V3":
-        return survives.to(weights.dtype)
+        return survives
     return weights

@@ -237,7 +237,7 @@ def _prepare(
 
 
 def _fit(run: Run, trainer: lightning.Trainer, module: Pretraining, data: DataSet, resuming: bool) -> PretrainResult:
-    with quiet(), torch.random.fork_rng():
+    with quiet(), torch.random.fork_rng(devices=[]):
         try:
             trainer.fit(module, ckpt_path=str(run.checkpoint) if resuming else None)
         except SystemExit:

@@ -18,14 +18,16 @@ class ProgressBar(lightning.Callback):
 
     def __init__(self, epochs: int, batch_size: int):
         self.epochs, self.batch_size = epochs, batch_size
-        self.console = Console(stderr=True)
-        self.live = sys.stderr.isatty()
+        self.console: Console | None = None  # made where training runs: it cannot be sent to another process
         self.bar: Progress | None = None
         self.knn = ""
 
     def on_train_start(self, trainer: lightning.Trainer, module: Pretraining) -> None:
         self.looked, self.looked_step = time.perf_counter(), trainer.global_step
-        if not self.live:
+        if not trainer.is_global_zero:
+            return
+        self.console = Console(stderr=True)
+        if not sys.stderr.isatty():
             return
         self.bar = Progress(
             TextColumn("[bold]{task.description}"),
@@ -63,7 +65,7 @@ class ProgressBar(lightning.Callback):
             self.knn = f" · kNN {record['knn']:.1f} %"
         if self.bar is not None:
             self.bar.update(self.task, completed=record["step"])
-        else:
+        elif self.console is not None:
             minutes, seconds = divmod(round(left), 60)
             self.console.print(
                 f"epoch {record['epoch']}/{self.epochs} · {record['images_per_second']:,.0f} img/s · "
