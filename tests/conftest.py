@@ -15,7 +15,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # test processes run side by side
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 torch.set_num_threads(1)
 
-# A run that takes about a second: few pictures, a narrow network of the user's own would not resume from the shell.
+# A run that takes about a second.
 SMALL = {
     "data": "shapes",
     "encoder": "tiny",

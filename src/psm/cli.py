@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 from psm import settings
 from psm.config import DataConfig, EvaluateConfig, MethodsConfig, PretrainConfig
-from psm.errors import Diverged, UserError
+from psm.errors import Diverged, UserError, did_you_mean
 
 USAGE = """psm: learn image encoders from unlabelled pictures by contrastive learning with mined samples
 
@@ -103,11 +103,8 @@ def _run(arguments: list[str]) -> int:
         return 0
     name, *rest = arguments
     if name not in COMMANDS:
-        import difflib
-
-        near = difflib.get_close_matches(name, COMMANDS, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else "see `psm --help`."
-        raise UserError(f"{name!r} is not a command: choose one of {', '.join(COMMANDS)}; {hint}")
+        hint = did_you_mean(name, COMMANDS)
+        raise UserError(f"{name!r} is not a command{hint}: choose one of {', '.join(COMMANDS)}; see `psm --help`.")
     command, schema = COMMANDS[name]
     if any(word in ("-h", "--help", "help") for word in rest):
         print(help_text(schema))

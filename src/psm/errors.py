@@ -1,5 +1,8 @@
 """Errors that are sentences: what was given, what is allowed, what to do."""
 
+from collections.abc import Iterable
+from difflib import get_close_matches
+
 
 class UserError(Exception):
     """A mistake of the user's. The command line prints it without a stack trace and exits with code 2."""
@@ -7,3 +10,9 @@ class UserError(Exception):
 
 class Diverged(Exception):
     """The loss or the weights are no longer numbers. The last good checkpoint is intact."""
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """A hint at the known name most like the one given, to stand behind it in a sentence, or nothing."""
+    near = get_close_matches(name, list(known), n=1)
+    return f" (did you mean {near[0]!r}?)" if near else ""

@@ -1,6 +1,5 @@
 """The methods, a row each: a method is a composition of positives, negatives, objective, bank and target."""
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
@@ -17,7 +16,7 @@ from psm.config import (
     PositivesConfig,
     TopologyConfig,
 )
-from psm.errors import UserError
+from psm.errors import UserError, did_you_mean
 
 
 @dataclass(frozen=True)
@@ -75,9 +74,8 @@ def register(name: str, title: str, reference: str, base: str | None = None, **p
 def find(name: str) -> Method:
     """The row of that name."""
     if name not in METHODS:
-        near = difflib.get_close_matches(name, METHODS, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else "see `psm methods`."
-        raise UserError(f"method={name} is unknown: choose one of {', '.join(METHODS)}; {hint}")
+        hint = did_you_mean(name, METHODS)
+        raise UserError(f"method={name} is unknown{hint}: choose one of {', '.join(METHODS)}; see `psm methods`.")
     return METHODS[name]
 
 

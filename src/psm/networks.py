@@ -4,7 +4,6 @@ The residual networks carry the names and shapes of torchvision's in their state
 there with ``strict=True`` once the classifier is set aside (``fc = Identity()``), and the other way round.
 """
 
-import difflib
 import importlib
 from collections.abc import Callable
 from types import ModuleType
@@ -13,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from psm.errors import UserError
+from psm.errors import UserError, did_you_mean
 
 STEMS = ("small", "imagenet")
 SMALL_BELOW = 96  # pixels: the stem that auto takes
@@ -137,7 +136,7 @@ def encoder(name: str, stem: str = "auto", picture_size: int = 32) -> nn.Module:
         return network
     if name not in ENCODERS:
         known = f"{', '.join(ENCODERS)}, torchvision/NAME or timm/NAME"
-        raise UserError(f"the encoder {name!r} is not known{nearest(name, ENCODERS)}; use {known}.")
+        raise UserError(f"the encoder {name!r} is not known{did_you_mean(name, ENCODERS)}; use {known}.")
     if stem == "auto":
         stem = "small" if picture_size < SMALL_BELOW else "imagenet"
     return ENCODERS[name](stem)
@@ -228,7 +227,7 @@ def torchvision_model(name: str) -> nn.Module:
     models = installed("torchvision").models
     known = models.list_models(module=models)
     if name not in known:
-        raise UserError(f"torchvision has no classification model {name!r}{nearest(name, known)}.")
+        raise UserError(f"torchvision has no classification model {name!r}{did_you_mean(name, known)}.")
     network = models.get_model(name, weights=None)
     linear = [path for path, part in network.named_modules() if isinstance(part, nn.Linear)]
     if not linear:
@@ -243,7 +242,7 @@ def timm_model(name: str) -> nn.Module:
     timm = installed("timm")
     known = timm.list_models()
     if name not in known:
-        raise UserError(f"timm has no model {name!r}{nearest(name, known)}.")
+        raise UserError(f"timm has no model {name!r}{did_you_mean(name, known)}.")
     return timm.create_model(name, pretrained=False, num_classes=0)
 
 
@@ -259,9 +258,3 @@ def installed(package: str) -> ModuleType:
             f"the encoder needs {package}, which cannot be imported ({error}); "
             f"install it with `pip install 'psm[{package}]'`."
         ) from error
-
-
-def nearest(name: str, known: list[str] | dict[str, object]) -> str:
-    """A hint at the known name most like the one given, or nothing."""
-    matches = difflib.get_close_matches(name, list(known), n=1)
-    return f" (did you mean {matches[0]!r}?)" if matches else ""

@@ -1,6 +1,5 @@
 """Merging files, `key=value` arguments and Python arguments into a typed configuration; mistakes as sentences."""
 
-import difflib
 import math
 import types
 from collections.abc import Iterable, Iterator, Mapping
@@ -9,7 +8,7 @@ from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Union, get_args, get_origin, get_type_hints
 
-from psm.errors import UserError
+from psm.errors import UserError, did_you_mean
 
 
 class Row(NamedTuple):
@@ -137,10 +136,9 @@ def _known(dotted: str, known: Mapping[str, Row], schema: type) -> Row:
     if inner:
         raise UserError(f"{dotted} is a group of keys: set one of {', '.join(inner)}.")
     command = (schema.__doc__ or "").partition(":")[0]
-    near = difflib.get_close_matches(dotted, known, n=1, cutoff=0.65)
-    near = near or [key for key in known if key.rpartition(".")[2] == dotted.rpartition(".")[2]]
-    hint = f"did you mean {near[0]!r}? All keys: " if near else "all keys: "
-    raise UserError(f"{dotted!r} is not a key of `{command}`; {hint}`{command} --help`.")
+    same_ending = [key for key in known if key.rpartition(".")[2] == dotted.rpartition(".")[2]]
+    hint = did_you_mean(same_ending[0] if same_ending else dotted, known)
+    raise UserError(f"{dotted!r} is not a key of `{command}`{hint}; all keys: `{command} --help`.")
 
 
 def _parsed(dotted: str, text: str, hint: Any) -> Any:

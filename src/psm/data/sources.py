@@ -1,6 +1,5 @@
 """From what the user calls a data set to the set itself."""
 
-import difflib
 from pathlib import Path
 
 import torch
@@ -9,7 +8,7 @@ from psm.config import PicturesConfig
 from psm.data import cifar, download, folder, shapes, store, tiny_imagenet
 from psm.data.catalogue import ARCHIVES, NAMES
 from psm.data.pictures import DataSet, Pictures
-from psm.errors import UserError
+from psm.errors import UserError, did_you_mean
 
 
 def load(data: str, config: PicturesConfig | None = None, progress: bool = True) -> DataSet:
@@ -78,9 +77,8 @@ def _shapes(config: PicturesConfig, progress: bool) -> DataSet:
 def _unknown(name: str, path: Path) -> str:
     if path.exists():
         return f"data={name} is a file; give the folder that holds the pictures."
-    near = difflib.get_close_matches(name.lower(), NAMES, n=1, cutoff=0.5)
-    hint = f" Did you mean {near[0]}?" if near else ""
-    return f"data={name} is neither a folder nor one of {', '.join(NAMES)}; give one of these or a path.{hint}"
+    hint = did_you_mean(name.lower(), NAMES)
+    return f"data={name} is neither a folder nor one of {', '.join(NAMES)}{hint}; give one of these or a path."
 
 
 def _check(config: PicturesConfig) -> None:
