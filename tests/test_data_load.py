@@ -14,7 +14,7 @@ from psm.errors import UserError
 def test_an_unknown_name_suggests_the_nearest():
     with pytest.raises(UserError, match=r"shapes, cifar10, cifar100, tiny-imagenet.*did you mean 'cifar10'\?"):
         load("cifr10")
-    with pytest.raises(UserError, match=r"Did you mean tiny-imagenet\?"):
+    with pytest.raises(UserError, match=r"did you mean 'tiny-imagenet'\?"):
         load("TinyImageNet")
     with pytest.raises(UserError) as caught:
         load("/no/such/folder")
