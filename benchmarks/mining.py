@@ -1,0 +1,88 @@
+"""What mining adds to a step: a method's whole step beside BYOL's, in turns, and the share of target and bank.
+
+    python benchmarks/mining.py [--encoder resnet18] [--stem imagenet] [--methods psm snclr] [--turns 7]
+
+The paper's settings: batch 256, 32 pixels, bank of 16384 (full), k = 5. A step is views, networks, loss, gradient,
+optimiser, target and bank. Ratios are taken within a turn, so that a busy machine slows all alike.
+"""
+
+import argparse
+import statistics
+import time
+
+import torch
+
+from psm.augment import Views
+from psm.bank import Bank
+from psm.config import ViewsConfig
+from psm.methods import compose
+from psm.networks import encoder, predictor, prefers_channels_last, projector
+from psm.topology import Topology
+from psm.training import step_loss
+
+SIZE, WIDTH = 32, 128
+
+
+class Contender:
+    """One method with its networks, bank and optimiser."""
+
+    def __init__(self, method: str, name: str, stem: str, batch: int):
+        torch.manual_seed(0)
+        self.composition, self.batch = compose(method), batch
+        backbone = encoder(name, stem, SIZE)
+        topology = self.composition.topology
+        head = predictor(WIDTH) if topology.predictor else None
+        self.networks = Topology(backbone, projector(backbone.width), head, topology.target)
+        if prefers_channels_last("cpu"):
+            self.networks.to(memory_format=torch.channels_last)
+        learned = [p for p in self.networks.parameters() if p.requires_grad]
+        self.optimiser = torch.optim.SGD(learned, lr=0.01, momentum=0.9, weight_decay=1e-3, foreach=True)
+        size = self.composition.bank.size
+        self.bank = Bank(size, WIDTH)
+        self.bank.push(torch.randn(size, WIDTH), torch.arange(size))
+        self.views = Views(ViewsConfig(), SIZE, (0.5,) * 3, (0.25,) * 3)
+        self.pictures = torch.randint(0, 256, (batch, 3, SIZE, SIZE), dtype=torch.uint8)
+
+    def step(self) -> tuple[float, float]:
+        """Seconds of a whole step, and of the updates of target and bank in it."""
+        start = time.perf_counter()
+        draws = self.views.draw(self.batch, torch.Generator().manual_seed(0))
+        views = self.views.apply(self.pictures, draws, channels_last=prefers_channels_last("cpu"))
+        ids = torch.arange(self.batch) + 10**6
+        loss, _, latest = step_loss(self.networks, views, ids, self.composition, self.bank, None)
+        self.optimiser.zero_grad()
+        loss.backward()
+        self.optimiser.step()
+        updates = time.perf_counter()
+        self.networks.follow(self.composition.topology.momentum)
+        if self.composition.needs_bank:
+            self.bank.push(latest.keys, latest.ids)
+        end = time.perf_counter()
+        return end - start, end - updates
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--encoder", default="resnet18")
+    parser.add_argument("--stem", default="imagenet")
+    parser.add_argument("--methods", nargs="+", default=["psm", "snclr", "simclr"])
+    parser.add_argument("--batch", type=int, default=256)
+    parser.add_argument("--turns", type=int, default=7)
+    options = parser.parse_args()
+    names = ["byol", *options.methods]
+    contenders = {name: Contender(name, options.encoder, options.stem, options.batch) for name in names}
+    for contender in contenders.values():
+        contender.step()
+    turns = [{name: contender.step() for name, contender in contenders.items()} for _ in range(options.turns)]
+    print(f"{options.encoder}, {options.stem} stem, batch {options.batch}, {torch.get_num_threads()} threads")
+    print(f"{'method':8} {'ms a step':>10}  {'times BYOL: median (least - most)':>34}  {'target and bank':>16}")
+    for name in names:
+        milliseconds = statistics.median(turn[name][0] for turn in turns) * 1e3
+        ratios = [turn[name][0] / turn["byol"][0] for turn in turns]
+        share = statistics.median(turn[name][1] / turn[name][0] for turn in turns)
+        spread = f"{statistics.median(ratios):.3f} ({min(ratios):.3f} - {max(ratios):.3f})"
+        print(f"{name:8} {milliseconds:>10.0f}  {spread:>34}  {share:>15.2%}")
+
+
+if __name__ == "__main__":
+    main()
