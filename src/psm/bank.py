@@ -80,8 +80,11 @@ class Bank(nn.Module):
         step = max(BLOCK, SEARCH_ELEMENTS // max(count, 1))
         for start in range(0, self.size if k else 0, step):
             rows = slice(start, min(start + step, self.size))
-            similarity = vectors @ self.rows[rows].T
-            similarity.masked_fill_(~self.usable(own, rows), -torch.inf)
+            # Unfilled rows fall out within the product; only own pictures need a pass over all similarities.
+            unfilled = vectors.new_zeros(rows.stop - start).masked_fill_(~self.usable(rows=rows), -torch.inf)
+            similarity = torch.addmm(unfilled, vectors, self.rows[rows].T)
+            if own is not None:
+                similarity.masked_fill_(self.ids[rows] == own[:, None], -torch.inf)
             values, where = _largest(similarity, min(k, similarity.shape[1]))
             values, where = torch.cat([best, values], 1), torch.cat([places, where + start], 1)
             best, order = values.topk(k, dim=1)
