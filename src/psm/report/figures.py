@@ -2,46 +2,60 @@
 
 import io
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 BLUE, ORANGE, GREEN, GREY = "#0072B2", "#D55E00", "#009E73", "#888888"  # Okabe and Ito
 
 
-def curves(metrics: Sequence[dict[str, Any]]) -> str:
-    """Loss, nearest-neighbour score, spread of features and mining over the epochs, as an SVG element."""
-    figure = Figure(figsize=(11, 5.8), layout="constrained")
-    figure.get_layout_engine().set(h_pad=0.12)
-    axes = figure.subplots(2, 2)
-    epochs = [m["epoch"] for m in metrics]
+class Line(NamedTuple):
+    """One curve: a name of metrics.jsonl, what it is called, how it is drawn."""
 
-    def line(axis, name: str, label: str, colour: str, **style) -> None:
-        points = [(m["epoch"], m[name]) for m in metrics if name in m]
+    name: str
+    label: str
+    colour: str
+    style: str = "-"
+
+
+CURVES = {
+    "Loss": (Line("loss", "loss", BLUE), Line("chance", "guessing", GREY, "--")),
+    "Nearest neighbours, % right": (Line("knn", "top-1", ORANGE),),
+    "Effective rank of the features": (Line("effective_rank", "effective rank", GREEN),),
+    "Mining": (
+        Line("mined_similarity", "similarity of mined positives", BLUE),
+        Line("negatives_kept", "share of negatives kept", ORANGE),
+        Line("bank_fill", "bank filled", GREY, "--"),
+    ),
+}
+
+
+def curves(metrics: Sequence[dict[str, Any]]) -> list[str]:
+    """Loss, nearest-neighbour score, rank of the features and mining over the epochs, an SVG element each."""
+    return [_curve(title, lines, metrics) for title, lines in CURVES.items() if _measured(lines, metrics)]
+
+
+def _measured(lines: Sequence[Line], metrics: Sequence[dict[str, Any]]) -> bool:
+    return any(line.name in record for line in lines for record in metrics)
+
+
+def _curve(title: str, lines: Sequence[Line], metrics: Sequence[dict[str, Any]]) -> str:
+    figure = Figure(figsize=(5.4, 2.9), layout="constrained")
+    axis = figure.subplots()
+    for line in lines:
+        points = [(record["epoch"], record[line.name]) for record in metrics if line.name in record]
         if points:
-            axis.plot(*zip(*points, strict=True), color=colour, label=label, marker="o", markersize=3, **style)
-
-    line(axes[0, 0], "loss", "loss", BLUE)
-    line(axes[0, 0], "chance", "guessing", GREY, linestyle="--")
-    axes[0, 0].set_title("Loss")
-    line(axes[0, 1], "knn", "top-1", ORANGE)
-    axes[0, 1].set_title("Nearest neighbours, % right")
-    line(axes[1, 0], "effective_rank", "effective rank", GREEN)
-    axes[1, 0].set_title("Effective rank of the features")
-    line(axes[1, 1], "mined_similarity", "similarity of mined positives", BLUE)
-    line(axes[1, 1], "negatives_kept", "share of negatives kept", ORANGE)
-    line(axes[1, 1], "bank_fill", "bank filled", GREY, linestyle="--")
-    axes[1, 1].set_title("Mining")
-    axes[1, 1].set_ylim(-0.02, 1.02)
-    for axis in axes.flat:
-        axis.spines[["top", "right"]].set_visible(False)
-        axis.grid(alpha=0.25)
-        axis.set_xlabel("epoch")
-        axis.set_xlim(min(epochs) - 0.5, max(epochs) + 0.5)
-        if len(axis.lines) > 1:
-            axis.legend(frameon=False)
-        elif not axis.lines:
-            axis.text(0.5, 0.5, "not measured", transform=axis.transAxes, ha="center", color=GREY)
+            axis.plot(
+                *zip(*points, strict=True), line.style, color=line.colour, label=line.label, marker="o", markersize=3
+            )
+    axis.set_title(title, fontsize=11)
+    axis.set_xlabel("epoch")
+    axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.grid(alpha=0.25)
+    if len(axis.lines) > 1:
+        axis.legend(frameon=False, fontsize=9)
     stream = io.StringIO()
     figure.savefig(stream, format="svg", metadata={"Date": None})
     return stream.getvalue()[stream.getvalue().index("<svg") :]
