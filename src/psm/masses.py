@@ -1,7 +1,7 @@
 """What a query's negatives weigh together: the estimates of the negative mass, in log space.
 
-Each takes the logits (N, M) of the candidates, which of them are kept (N, M) and the logit of the positive (N,), and
-gives the log of the mass (N,), -inf where nothing is kept.
+Each takes the logits (N, M) of the candidates and which of them are kept (N, M), some also the logit of the positive
+(N,), and gives the log of the mass (N,), -inf where nothing is kept.
 """
 
 import math

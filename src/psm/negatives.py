@@ -71,16 +71,16 @@ def mixed(
         best, places = ranked.topk(min(hardest, ranked.shape[1]), dim=1)
         usable = best > -torch.inf
 
-    def draw(number: int) -> tuple[Tensor, Tensor]:
-        """Which of the hardest, (N, number), evenly among the usable ones, and their places in the bank."""
+    def draw(number: int) -> Tensor:
+        """Places in the bank, (N, number), drawn evenly among the usable ones of the hardest."""
         chance = torch.rand((count, number), generator=generator, device=device)
         chosen = (chance * usable.sum(1, keepdim=True)).long().clamp(max=places.shape[1] - 1)
-        return chosen, places.gather(1, chosen)
+        return places.gather(1, chosen)
 
     def uniform(number: int) -> Tensor:
         return torch.rand((count, number), generator=generator, device=device).to(query.dtype)
 
-    (_, first), (_, second), (_, third) = draw(pairs), draw(pairs), draw(with_query)
+    first, second, third = draw(pairs), draw(pairs), draw(with_query)
     x, y = uniform(pairs), 0.5 * uniform(with_query)
     with torch.no_grad():
         between = _dot_rows(bank.rows, first, second).to(query.dtype)

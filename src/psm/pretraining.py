@@ -108,7 +108,7 @@ def run_pretraining(
             _refuse_changes(run, begun, config)
         trainer, module = _prepare(run, config, data, encoder)
         if resuming:
-            _refuse_other_data(run, module, data)
+            _refuse_other_data(run, module)
             run.clear_leftovers()
             run.keep_metrics_until(read_checkpoint(run.checkpoint)["global_step"])
         else:
@@ -133,7 +133,7 @@ def _refuse_changes(run: Run, begun: dict[str, Any], config: PretrainConfig) -> 
             )
 
 
-def _refuse_other_data(run: Run, module: Pretraining, data: DataSet) -> None:
+def _refuse_other_data(run: Run, module: Pretraining) -> None:
     """A run goes on with the pictures it began with: their number and their statistics tell."""
     before = read_checkpoint(run.checkpoint)["psm"]
     now = module.description()
