@@ -234,6 +234,16 @@ def test_a_wrong_archive_put_there_by_hand_is_refused_but_not_deleted(tmp_path):
         tar({"set/x": CONTENT})[:-5000],
         b"no archive",
     ],
+    ids=[
+        "tar outside",
+        "tar absolute",
+        "tar link",
+        "zip outside",
+        "zip absolute",
+        "other folder",
+        "cut short",
+        "no archive",
+    ],
 )
 def test_archives_that_are_refused_leave_nothing(tmp_path, content):
     root = tmp_path / "data"
