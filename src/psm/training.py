@@ -19,6 +19,7 @@ from psm.export import Loading
 from psm.methods import Composition
 from psm.randomness import derived_seed, generator
 from psm.schedule import learning_rate
+from psm.small_maps import small_maps
 from psm.topology import Embeddings, Topology
 
 
@@ -74,7 +75,8 @@ def step_loss(
 
     In at least single precision whatever the networks compute in.
     """
-    embeddings, features = networks(views)
+    with small_maps(views.device):
+        embeddings, features = networks(views)
     joined = Embeddings(*(gather(x, dim=1) for x in embeddings))
     ids = gather(ids)
     with torch.autocast(views.device.type, enabled=False):

@@ -1,0 +1,70 @@
+"""Convolutions over maps so small that each output sees the whole map, as one matrix product; for CPUs.
+
+Late layers of a residual network work on maps of 2x2 or 1x1 when pictures have 32 pixels. A 3x3 convolution of such a
+map is a linear layer: each output place sees all places of the map through a window of the kernel. As one matrix
+product it skips the padding (16 instead of 36 products of channels at 2x2), and its gradients run at the speed of a
+matrix product, which the convolutions of oneDNN (torch 2.13) do not reach there. ``benchmarks/convolutions.py``
+measures it, ``docs/speed.md`` has the figures.
+
+It is a mode around the forward pass, not another module: networks, state dicts and exported encoders stay as they are.
+"""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+
+def small_maps(device: torch.device) -> AbstractContextManager:
+    """The mode for forward passes on a device: matrix products for small maps on a CPU, nothing elsewhere."""
+    return SmallMaps() if device.type == "cpu" else nullcontext()
+
+
+class SmallMaps(TorchFunctionMode):
+    """Within it, ``conv2d`` takes the matrix product where ``windows`` finds that it applies."""
+
+    def __torch_function__(
+        self, function: Callable, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if function is torch.conv2d:
+            return _convolution(*args, **(kwargs or {}))
+        return function(*args, **(kwargs or {}))
+
+
+def _convolution(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    dilation: Any = 1,
+    groups: int = 1,
+) -> Tensor:
+    """``torch.conv2d``, with its names."""
+    if input.ndim == 4 and groups == 1 and dilation in (1, (1, 1), [1, 1]) and not isinstance(padding, str):
+        (down, right), (top, left) = (x if isinstance(x, (tuple, list)) else (x, x) for x in (stride, padding))
+        rows = windows(input.shape[2], weight.shape[2], down, top)
+        columns = windows(input.shape[3], weight.shape[3], right, left)
+        if rows and columns:
+            return product(input, weight, bias, rows, columns)
+    return torch.conv2d(input, weight, bias, stride, padding, dilation, groups)
+
+
+def windows(size: int, kernel: int, stride: int, padding: int) -> list[slice] | None:
+    """For each output place along one axis, the part of the kernel that meets the map; None unless all of the map."""
+    starts = range(padding, padding - size - 2 * padding + kernel - 1, -stride)
+    if not starts or starts[-1] < 0 or padding + size > kernel:
+        return None
+    return [slice(start, start + size) for start in starts]
+
+
+def product(input: Tensor, weight: Tensor, bias: Tensor | None, rows: list[slice], columns: list[slice]) -> Tensor:
+    """The convolution of maps (N, C, h, w) whose outputs see them through these windows of the kernel."""
+    kernel = weight.permute(0, 2, 3, 1)
+    matrix = torch.cat([kernel[:, row, column].flatten(1) for row in rows for column in columns])
+    offset = None if bias is None else bias.repeat(len(rows) * len(columns))
+    flat = torch.nn.functional.linear(input.permute(0, 2, 3, 1).flatten(1), matrix, offset)
+    return flat.view(len(input), len(rows), len(columns), weight.shape[0]).permute(0, 3, 1, 2)
