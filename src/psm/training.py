@@ -109,7 +109,7 @@ class Pretraining(lightning.LightningModule):
         self.pictures = pictures
         self.latest: Latest | None = None
         # The bank is the same on all ranks by construction; DDP would broadcast it anew at every step.
-        self._ddp_params_and_buffers_to_ignore = [f"bank.{name}" for name in ("rows", "ids", "pointer", "fill")]
+        self._ddp_params_and_buffers_to_ignore = [f"bank.{name}" for name in ("rows", "ids")]
 
     @property
     def steps_per_epoch(self) -> int:
