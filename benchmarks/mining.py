@@ -26,9 +26,9 @@ SIZE, WIDTH = 32, 128
 class Contender:
     """One method with its networks, bank and optimiser."""
 
-    def __init__(self, method: str, name: str, stem: str, batch: int):
+    def __init__(self, method: str, name: str, stem: str, batch: int, chunk: int | None = None):
         torch.manual_seed(0)
-        self.composition, self.batch = compose(method), batch
+        self.composition, self.batch, self.chunk = compose(method), batch, chunk
         backbone = encoder(name, stem, SIZE)
         topology = self.composition.topology
         head = predictor(WIDTH) if topology.predictor else None
@@ -49,7 +49,7 @@ class Contender:
         draws = self.views.draw(self.batch, torch.Generator().manual_seed(0))
         views = self.views.apply(self.pictures, draws, channels_last=prefers_channels_last("cpu"))
         ids = torch.arange(self.batch) + 10**6
-        loss, _, latest = step_loss(self.networks, views, ids, self.composition, self.bank, None)
+        loss, _, latest = step_loss(self.networks, views, ids, self.composition, self.bank, None, self.chunk)
         self.optimiser.zero_grad()
         loss.backward()
         self.optimiser.step()

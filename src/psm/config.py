@@ -169,6 +169,10 @@ class PretrainConfig:
     strategy: str = key("auto", "Lightning's: auto, ddp, ddp_spawn, ...")
     precision: str = key("32-true", "Lightning's: 32-true, bf16-mixed, 16-mixed, ...")
     join_batch_norm: bool = key(True, "batch norm over all devices' pictures, so that their number changes nothing")
+    chunk_size: int | None = key(
+        None, "pictures that go through the networks at a time on a device, for batches too large for its memory"
+    )
+    compile: str | None = key(None, "compile the networks with this backend of torch.compile, for example inductor")
     channels_last: bool | None = key(None, "memory layout of convolutions; none: where it was measured to be faster")
     loggers: list[str] = key(
         [], "beside metrics.jsonl: any of tensorboard, csv, wandb, mlflow, module.Class; written [csv,wandb]"
