@@ -27,7 +27,7 @@ const keep = (similarity, positive) => (about.pnsm ? Math.exp(-about.a * (simila
 const label = place => (about.labelled ? data.labels.values[place] : null);
 const className = place => (about.labelled ? data.classes[label(place)] : "");
 const picture = place => data.pictures.values[place];
-const percent = share => (share === null ? "–" : `${(100 * share).toFixed(share < 0.0995 ? 1 : 0)} %`);
+const percent = share => (share === null ? "–" : `${(100 * share).toFixed(share && share < 0.0995 ? 1 : 0)} %`);
 const digits = (value, places = 2) => (value === null ? "–" : value.toFixed(places).replace("-", "−"));
 const epochName = epoch => `epoch ${data.epochs[epoch]}`;
 
@@ -222,10 +222,12 @@ function figure(sample, says) {
   const { place, verdict } = sample;
   const made = element("figure", { class: verdict === null ? "" : String(verdict) },
     element("div", { class: "frame" }, thumbnail(place, 64)), ...says);
-  const name = className(place) || `picture ${picture(place)}`;
+  const itself = place === data.queries.values[state.query];
+  const name = itself ? "itself" : className(place) || `picture ${picture(place)}`;
   made.append(element("span", { class: "verdict" }, verdict === null ? name : `${verdict ? "✓" : "✗"} ${name}`));
   made.title = `picture ${picture(place)}${about.labelled ? `, ${className(place)}` : ""}`;
-  if (queryOf.has(place)) {
+  if (itself) made.title += ": the query's own picture, as another's positive or a stale bank row";
+  else if (queryOf.has(place)) {
     made.classList.add("link");
     made.title += ": also a query, click to see it";
     made.addEventListener("click", () => choose({ query: queryOf.get(place), class: -1 }));
@@ -241,7 +243,7 @@ function bar(share) {
 
 function drawQuery() {
   const { query, epoch } = state, place = data.queries.values[query], at = order.indexOf(query);
-  byId("query-picture").replaceChildren(thumbnail(place, 112));
+  byId("query-picture").replaceChildren(thumbnail(place, window.innerWidth < 600 ? 80 : 112));
   byId("query-title").textContent = `Picture ${picture(place)}${about.labelled ? `: ${className(place)}` : ""}`;
   byId("query-says").textContent = summary(query, epoch);
   byId("previous").disabled = at <= 0;
@@ -278,7 +280,7 @@ function drawPositives() {
   const rows = data.epochs.map((_, epoch) => {
     const found = positivesOf(epoch, query);
     const figures = found.map(sample => figure(sample, about.mines
-      ? [bar(sample.weight), `w ${digits(sample.weight)} s ${digits(sample.similarity)}`]
+      ? [bar(sample.weight), `w ${digits(sample.weight)}`, element("br"), `s ${digits(sample.similarity)}`]
       : [`s ${digits(sample.similarity)}`]));
     const pick = element("button", { type: "button", tabindex: "-1" }, epochName(epoch));
     pick.addEventListener("click", () => choose({ epoch }));
@@ -318,7 +320,8 @@ function drawNegatives() {
       svg("text", { x: PLOT.left - 6, y: y(tick) + 4, "text-anchor": "end" }, String(tick)));
   }
   plot.append(...spreadBars(x, floor, tall * 0.45));
-  for (let tick = Math.ceil(lowest * 5) / 5; tick <= 1.001; tick += 0.2) {
+  const apart = inner < 420 ? 0.5 : 0.2;
+  for (let tick = Math.ceil(lowest / apart) * apart; tick <= 1.001; tick += apart) {
     plot.append(svg("text", { x: x(tick), y: floor + 16, "text-anchor": "middle" }, digits(Math.abs(tick) < 0.01 ? 0 : tick, 1)));
   }
   plot.append(svg("text", { x: PLOT.left + inner / 2, y: floor + 33, "text-anchor": "middle" },
@@ -330,9 +333,9 @@ function drawNegatives() {
     path += `${i ? "L" : "M"}${x(s).toFixed(1)} ${y(keep(s, positive)).toFixed(1)}`;
   }
   plot.append(svg("path", { d: path, fill: "none", stroke: "#333", "stroke-width": 2, ...(about.pnsm ? {} : { "stroke-dasharray": "5 4" }) }));
-  plot.append(svg("line", { x1: x(positive), x2: x(positive), y1: y(1), y2: floor, stroke: GREEN, "stroke-width": 2, "stroke-dasharray": "6 3" }));
+  plot.append(svg("line", { x1: x(positive), x2: x(positive), y1: 2, y2: floor, stroke: GREEN, "stroke-width": 2, "stroke-dasharray": "6 3" }));
   const right = x(positive) > width - 120;
-  plot.append(svg("text", { x: x(positive) + (right ? -5 : 5), y: y(0.06), "text-anchor": right ? "end" : "start" },
+  plot.append(svg("text", { x: x(positive) + (right ? -5 : 5), y: 9, "text-anchor": right ? "end" : "start" },
     `${about.source === "queries" ? "query" : about.rule === "nearest" ? "positive" : "key"} ${digits(positive)}`));
   const sorted = found.map((sample, i) => [sample, i]).sort((a, b) => (b[0].verdict ?? true) - (a[0].verdict ?? true));
   for (const [sample, i] of sorted) {
@@ -344,13 +347,15 @@ function drawNegatives() {
   box.replaceChildren(plot);
   drawAxis(found, x, width);
   const figures = found.map((sample, i) => {
-    const made = figure(sample, [`${about.pnsm ? `p ${digits(sample.keep)} ` : ""}s ${digits(sample.similarity)}`]);
+    const made = figure(sample, about.pnsm
+      ? [`p ${digits(sample.keep)}`, element("br"), `s ${digits(sample.similarity)}`]
+      : [`s ${digits(sample.similarity)}`]);
     made.id = `negative-${i}`;
     made.addEventListener("pointerenter", () => walk(i, false));
     return made;
   });
   byId("strip").replaceChildren(...figures);
-  byId("negative-says").textContent = found.length ? "" : "It had no negatives yet.";
+  byId("negative-says").textContent = found.length ? "Point at a picture, or press j and k, to see where it lies on the curve." : "It had no negatives yet.";
 }
 
 /** How all negatives spread, those of the query's class hatched. */
@@ -386,7 +391,8 @@ function drawAxis(found, x, width) {
 
 function sentence(sample, i, count) {
   const parts = [`negative ${i + 1} of the ${count} shown: picture ${picture(sample.place)}`];
-  if (about.labelled) parts.push(className(sample.place));
+  if (sample.place === data.queries.values[state.query]) parts.push("the query itself, as another picture's positive or a stale bank row");
+  else if (about.labelled) parts.push(className(sample.place));
   parts.push(`similarity ${digits(sample.similarity)}`);
   if (about.pnsm) parts.push(`kept with probability ${digits(sample.keep)}`);
   if (sample.verdict !== null) parts.push(sample.verdict ? "✓ another class" : "✗ the query's own class");
@@ -416,7 +422,7 @@ const TRENDS = [
     lines: [["purity", "true, of all queries", BLUE], ["purity_weighted", "counted by weight", GREEN], ["any", "queries with at least one true", GREY]] },
   { title: about.pnsm ? "How many negatives are false, and does PNSM keep them?" : "How many negatives are false?", needs: "false_negatives", share: true,
     lines: [["false_negatives", "false, of all negatives", BLUE], ...(about.pnsm ? [["false_negatives_kept", "false, as PNSM keeps them", ORANGE]] : [])] },
-  { title: about.mines ? "How similar are the mined positives?" : "How similar are the nearest pictures?", needs: "similarity", lines: [["similarity", "mean of all queries", BLUE]] },
+  { title: about.mines ? "How similar are the mined positives?" : "How similar are the nearest pictures?", needs: "similarity", whole: true, lines: [["similarity", "mean of all queries", BLUE]] },
   { title: "What share of the negatives does PNSM keep?", needs: "kept", only: about.pnsm, whole: true, share: true, lines: [["kept", "mean of all queries", BLUE]] },
   { title: "How many negatives are nearer than the key?", needs: "nearer", only: !about.labelled, share: true, lines: [["nearer", "mean of all queries", BLUE]] },
 ];

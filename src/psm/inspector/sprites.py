@@ -63,7 +63,7 @@ def _sheet(pictures: Pictures, ids: Tensor, side: int, pitch: int) -> str:
         for column, tile in enumerate(row):
             sheet[top : top + side, column * pitch : column * pitch + side] = tile
     stream = io.BytesIO()
-    Image.fromarray(sheet).save(stream, "JPEG", quality=QUALITY, subsampling=0, optimize=True)
+    Image.fromarray(sheet).save(stream, "JPEG", quality=QUALITY, subsampling=0)
     return "data:image/jpeg;base64," + base64.b64encode(stream.getvalue()).decode()
 
 
