@@ -28,7 +28,9 @@ const label = place => (about.labelled ? data.labels.values[place] : null);
 const className = place => (about.labelled ? data.classes[label(place)] : "");
 const picture = place => data.pictures.values[place];
 const percent = share => (share === null ? "–" : `${(100 * share).toFixed(share && share < 0.0995 ? 1 : 0)} %`);
-const digits = (value, places = 2) => (value === null ? "–" : value.toFixed(places).replace("-", "−"));
+const digits = (value, places = 2) => (value === null ? "–" : value.toFixed(places).replace(/^-(?=0\.?0*$)/, "").replace("-", "−"));
+// What the negatives compete with: NNCLR's softmax runs over queries for each positive, all others' over keys.
+const pivot = about.source === "queries" ? "query" : about.rule === "nearest" ? "mined positive" : "key";
 const epochName = epoch => `epoch ${data.epochs[epoch]}`;
 
 /** The samples that stand for a query at an epoch in an array of ids and one of similarities. */
@@ -84,7 +86,7 @@ const sheets = data.sprites.sheets.map(url =>
 
 function thumbnail(place, size) {
   const { side, pitch, columns, rows } = data.sprites;
-  const made = element("div", { class: side < size ? "picture pixels" : "picture" });
+  const made = element("div", { class: size >= 2 * side ? "picture pixels" : "picture" });
   const tile = place % (columns * rows), step = (pitch * size) / side;
   const style = made.style;
   style.width = style.height = `${size}px`;
@@ -107,7 +109,7 @@ function mark(x, y, judged, radius = 5) {
 
 const SORTS = {
   positives: about.labelled ? "worst positives" : "least similar positives",
-  ...(data.negatives.shape[2] ? { negatives: about.labelled ? "most false negatives" : "most negatives nearer than the key" } : {}),
+  ...(data.negatives.shape[2] ? { negatives: about.labelled ? "most false negatives" : `most negatives nearer than the ${pivot}` } : {}),
   picture: "picture number",
   ...(about.labelled ? { class: "class" } : {}),
 };
@@ -189,7 +191,7 @@ function drawPicker() {
   byId("class").value = String(state.class);
   const captions = {
     positives: about.labelled ? `true of ${about.k} ${about.mines ? "positives" : "neighbours"}` : "mean similarity",
-    negatives: about.labelled ? "false negatives, as kept" : "negatives nearer than the key",
+    negatives: about.labelled ? "false negatives, as kept" : `negatives nearer than the ${pivot}`,
     picture: "picture number", class: "class",
   };
   byId("shown").textContent = `${order.length.toLocaleString("en")} ${order.length === 1 ? "query" : "queries"}; below each: ${captions[state.sort]}`;
@@ -270,7 +272,7 @@ function summary(query, epoch) {
   if (share !== null) {
     says.push(`${percent(share)} of ${count.toLocaleString("en")} negatives false${about.pnsm ? `, ${percent(kept)} of those kept` : ""}`);
   } else if (count) {
-    says.push(`${percent(score("nearer", epoch, query))} of ${count.toLocaleString("en")} negatives nearer than the key`);
+    says.push(`${percent(score("nearer", epoch, query))} of ${count.toLocaleString("en")} negatives nearer than the ${pivot}`);
   }
   return says.join("; ") + (says.length ? "." : "");
 }
@@ -301,7 +303,7 @@ const lowest = (() => {
   return Math.floor((least / about.scale) * 10) / 10;
 })();
 
-const PLOT = { left: 42, right: 14, top: 14, bottom: 40, height: 250 };
+const PLOT = { left: 42, right: 14, top: 32, bottom: 40, height: about.pnsm ? 270 : 200 };
 
 function drawNegatives() {
   if (!data.negatives.shape[2]) return;
@@ -326,17 +328,17 @@ function drawNegatives() {
   }
   plot.append(svg("text", { x: PLOT.left + inner / 2, y: floor + 33, "text-anchor": "middle" },
     `similarity s to the ${about.source === "queries" ? "mined positive" : "query"}`));
-  plot.append(svg("text", { x: PLOT.left, y: 9 }, "probability to be kept"));
+  plot.append(svg("text", { x: PLOT.left, y: 10 }, "probability to be kept"));
   let path = "";
   for (let i = 0; i <= 100; i++) {
     const s = lowest + ((1 - lowest) * i) / 100;
     path += `${i ? "L" : "M"}${x(s).toFixed(1)} ${y(keep(s, positive)).toFixed(1)}`;
   }
   plot.append(svg("path", { d: path, fill: "none", stroke: "#333", "stroke-width": 2, ...(about.pnsm ? {} : { "stroke-dasharray": "5 4" }) }));
-  plot.append(svg("line", { x1: x(positive), x2: x(positive), y1: 2, y2: floor, stroke: GREEN, "stroke-width": 2, "stroke-dasharray": "6 3" }));
+  plot.append(svg("line", { x1: x(positive), x2: x(positive), y1: 16, y2: floor, stroke: GREEN, "stroke-width": 2, "stroke-dasharray": "6 3" }));
   const right = x(positive) > width - 120;
-  plot.append(svg("text", { x: x(positive) + (right ? -5 : 5), y: 9, "text-anchor": right ? "end" : "start" },
-    `${about.source === "queries" ? "query" : about.rule === "nearest" ? "positive" : "key"} ${digits(positive)}`));
+  plot.append(svg("text", { x: x(positive) + (right ? -5 : 5), y: 23, "text-anchor": right ? "end" : "start" },
+    `${pivot} ${digits(positive)}`));
   const sorted = found.map((sample, i) => [sample, i]).sort((a, b) => (b[0].verdict ?? true) - (a[0].verdict ?? true));
   for (const [sample, i] of sorted) {
     const dot = mark(x(sample.similarity), y(sample.keep), sample.verdict);
@@ -399,6 +401,12 @@ function sentence(sample, i, count) {
   return parts.join(", ");
 }
 
+/** Go to the query that the walked negative is, if it is one. */
+function follow() {
+  const place = negativesOf(state.epoch, state.query)[state.walked]?.place;
+  if (queryOf.has(place)) choose({ query: queryOf.get(place), class: -1 });
+}
+
 function walk(to, scroll) {
   const found = negativesOf(state.epoch, state.query);
   if (!found.length) return;
@@ -424,7 +432,7 @@ const TRENDS = [
     lines: [["false_negatives", "false, of all negatives", BLUE], ...(about.pnsm ? [["false_negatives_kept", "false, as PNSM keeps them", ORANGE]] : [])] },
   { title: about.mines ? "How similar are the mined positives?" : "How similar are the nearest pictures?", needs: "similarity", whole: true, lines: [["similarity", "mean of all queries", BLUE]] },
   { title: "What share of the negatives does PNSM keep?", needs: "kept", only: about.pnsm, whole: true, share: true, lines: [["kept", "mean of all queries", BLUE]] },
-  { title: "How many negatives are nearer than the key?", needs: "nearer", only: !about.labelled, share: true, lines: [["nearer", "mean of all queries", BLUE]] },
+  { title: `How many negatives are nearer than the ${pivot}?`, needs: "nearer", only: !about.labelled, share: true, lines: [["nearer", "mean of all queries", BLUE]] },
 ];
 const STYLES = [["", "circle"], ["7 3", "square"], ["2 3", "triangle"], ["", "diamond"]];
 
@@ -450,14 +458,15 @@ function chart(trend) {
   const own = data.epochs.map((_, epoch) => score(trend.needs === "false_negatives" && about.pnsm ? "false_negatives_kept" : trend.needs, epoch, state.query));
   lines.push({ says: `this query${trend.needs === "false_negatives" && about.pnsm ? ", as kept" : ""}`, colour: "#1a1a1a", style: STYLES[3], values: own, thin: true });
   const all = lines.flatMap(line => line.values).filter(value => value !== null);
-  const top = trend.whole ? 1 : Math.max(0.05, Math.ceil(Math.max(...all) * 11) / 10), bottom = Math.min(0, Math.floor(Math.min(...all) * 10) / 10);
+  const top = trend.whole ? 1 : Math.max(0.05, Math.ceil(Math.max(...all) * 11) / 10), bottom = Math.min(0, Math.floor(Math.min(...all) * 2) / 2);
   const width = 420, height = 190, left = 44, right = 14, floor = height - 28;
   const first = data.epochs[0], last = data.epochs[epochCount - 1];
   const x = epoch => (epochCount === 1 ? (left + width - right) / 2 : left + ((data.epochs[epoch] - first) / (last - first)) * (width - left - right));
   const y = value => floor - ((value - bottom) / (top - bottom)) * (floor - 10);
   const plot = svg("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": trend.title });
-  for (let i = 0; i <= 4; i++) {
-    const value = bottom + ((top - bottom) * i) / 4;
+  const steps = bottom < 0 ? (top - bottom) * 2 : 4;
+  for (let i = 0; i <= steps; i++) {
+    const value = bottom + ((top - bottom) * i) / steps;
     plot.append(svg("line", { x1: left, x2: width - right, y1: y(value), y2: y(value), stroke: "#e4e4e4" }),
       svg("text", { x: left - 6, y: y(value) + 4, "text-anchor": "end" }, trend.share ? percent(value) : digits(value)));
   }
@@ -486,7 +495,7 @@ function chart(trend) {
 function introduce() {
   document.title = `What was mined: ${about.method} on ${about.data}`;
   byId("title").textContent = document.title;
-  byId("about").textContent = `${about.title}. Encoder ${about.encoder}, ${about.epochs} epochs; run ${about.run}. `
+  byId("about").textContent = `${about.title}. Encoder ${about.encoder}, ${about.epochs} epoch${about.epochs === 1 ? "" : "s"}; run ${about.run}. `
     + (about.labelled ? "Labels were not used to learn; here they tell what was right." : "These pictures have no labels, so nothing here says what was right.");
   const of = about.bank ? "bank rows" : "of the other pictures looked at, those";
   if (about.mines) {
@@ -557,7 +566,7 @@ function pressed(event) {
     ...(inGrid ? {
       ArrowDown: () => step(columns()), ArrowUp: () => step(-columns()), PageDown: () => step(page), PageUp: () => step(-page),
       Home: () => step(-order.length), End: () => step(order.length), Enter: () => byId("detail").focus(),
-    } : {}),
+    } : target.tagName === "BUTTON" ? {} : { Enter: follow }),
   };
   if (!Object.hasOwn(actions, event.key)) return;
   event.preventDefault();
@@ -573,5 +582,9 @@ byId("sort").addEventListener("change", event => { choose({ sort: event.target.v
 byId("class").addEventListener("change", event => { choose({ class: Number(event.target.value) }); step(-order.length); });
 grid.addEventListener("scroll", drawCells);
 window.addEventListener("hashchange", () => choose(recalled()));
-window.addEventListener("resize", () => choose({}));
+let width = window.innerWidth;
+window.addEventListener("resize", () => {
+  if (window.innerWidth !== width) choose({}); // phones change the height while scrolling
+  width = window.innerWidth;
+});
 choose(recalled());
