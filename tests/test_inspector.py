@@ -388,7 +388,12 @@ def in_browser(page, tmp_path, fragment=""):
     copy.write_text(page.read_text().replace("</body>", SELF_TEST))
     switches = (
         *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync"),
-        *("--disable-background-networking", "--disable-component-update", "--virtual-time-budget=4000"),
+        *(
+            "--disable-background-networking",
+            "--disable-component-update",
+            "--disable-dev-shm-usage",
+            "--virtual-time-budget=4000",
+        ),
         *("--window-size=1280,900", f"--user-data-dir={tmp_path / 'profile'}", "--dump-dom"),
     )
     command = [CHROMIUM, *switches, f"{copy.as_uri()}{fragment}"]
@@ -421,8 +426,8 @@ def test_keys_in_a_browser(inspection, tmp_path):
     assert (said["selected"], said["dots"], said["rows"], said["charts"]) == (1, 10, 3, 4)
     assert said["options"] == ["all", *content["classes"]]
     row = content["worst"]["positives"][-1][0]
-    for text, weight, picture in zip(said["figures"], *(x[-1][row] for x in (content["weights"], content["positives"])),
-                                     strict=True):  # fmt: skip
+    weights, positives = content["weights"][-1][row], content["positives"][-1][row]
+    for text, weight, picture in zip(said["figures"], weights, positives, strict=True):
         verdict = "✓" if content["labels"][picture] == labels[row] else "✗"
         assert f"w {weight / 10_000:.2f}" in text
         assert verdict in text

@@ -34,16 +34,16 @@ def render(facts: Facts, data: DataSet, config: PretrainConfig, folder: str) -> 
     content = described(facts, shown, data, config, folder)
     frame = environment.get_template("inspect.html")
     parts = {"style": part("inspect.css"), "script": part("inspect.js")}
-    bare = len(frame.render(**parts, data=embedded(content)))
-    room = MOST - bare - 10_000
-    content["sprites"] = (sprites := pack(data.train, shown, max(0, room))).described()
+    bare = len(frame.render(**parts, data=embedded(content)).encode())
+    room = MOST - bare - 1_000  # for what describes the sheets
+    sprites = pack(data.train, shown, room)
     if sprites.characters > room:
         needed = (bare + sprites.characters) / 1e6
         raise UserError(
             f"queries={len(facts.queries)} over {len(facts.epochs)} epochs would make a page of {needed:.0f} MB, more "
             f"than {MOST / 1e6:.0f}: give fewer queries= or negatives=."
         )
-    return frame.render(**parts, data=embedded(content))
+    return frame.render(**parts, data=embedded(content | {"sprites": sprites._asdict()}))
 
 
 def embedded(content: dict[str, Any]) -> Markup:
@@ -60,7 +60,7 @@ def shown_pictures(facts: Facts) -> Tensor:
 
 def described(facts: Facts, shown: Tensor, data: DataSet, config: PretrainConfig, folder: str) -> dict[str, Any]:
     """Everything the page needs but its pictures. Arrays run over epochs, then queries."""
-    composition, labelled = facts.composition, facts.labels is not None
+    labelled = facts.labels is not None
 
     def places(ids: Tensor) -> Tensor:
         """From ids to places among the pictures shown; -1 stays."""
@@ -75,27 +75,9 @@ def described(facts: Facts, shown: Tensor, data: DataSet, config: PretrainConfig
         return (stacked(name) * 255 / most).ceil()
 
     scored = [epoch.scores for epoch in facts.moments]
+    by_name = dict(zip(Scores._fields, zip(*scored, strict=True), strict=True))
     return {
-        "about": {
-            "run": folder,
-            "method": config.method,
-            "title": METHODS[config.method].title,
-            "data": config.data,
-            "encoder": config.encoder,
-            "epochs": config.epochs,
-            "labelled": labelled,
-            "mines": composition.mines,
-            "rule": composition.positives.rule,
-            "weighting": composition.positives.weighting,
-            "source": source_of(composition),
-            "bank": composition.needs_bank,
-            "synthetic": composition.negatives.mixed + composition.negatives.mixed_query,
-            "pnsm": composition.negatives.pnsm,
-            "a": composition.negatives.a,
-            "k": facts.moments[0].positives.shape[1],
-            "scale": SCALE,
-            "bins": BINS,
-        },
+        "about": about(facts, config, folder),
         "epochs": [round(epoch, 2) for epoch in facts.epochs],
         "classes": list(data.classes) if labelled else [],
         "pictures": packed(shown, "int32"),
@@ -110,14 +92,38 @@ def described(facts: Facts, shown: Tensor, data: DataSet, config: PretrainConfig
         "count": packed(stacked("count"), "int32"),
         "spread": packed(heights("spread"), "uint8"),
         "spread_false": packed(heights("spread_false"), "uint8") if labelled else None,
-        "scores": {name: packed(scaled(torch.stack([getattr(s, name) for s in scored])), "int16")
-                   for name in Scores._fields},
+        "scores": {name: packed(scaled(torch.stack(x)), "int16") for name, x in by_name.items()},
         "means": [means(s) for s in scored],
         "worst": {
             "positives": packed(torch.stack([worst_positives(s) for s in scored]), "int32"),
             "negatives": packed(torch.stack([worst_negatives(s) for s in scored]), "int32"),
         },
-    }  # fmt: skip
+    }
+
+
+def about(facts: Facts, config: PretrainConfig, folder: str) -> dict[str, Any]:
+    """What run and method the page is of, and how its arrays are to be read."""
+    composition = facts.composition
+    return {
+        "run": folder,
+        "method": config.method,
+        "title": METHODS[config.method].title,
+        "data": config.data,
+        "encoder": config.encoder,
+        "epochs": config.epochs,
+        "labelled": facts.labels is not None,
+        "mines": composition.mines,
+        "rule": composition.positives.rule,
+        "weighting": composition.positives.weighting,
+        "source": source_of(composition),
+        "bank": composition.needs_bank,
+        "synthetic": composition.negatives.mixed + composition.negatives.mixed_query,
+        "pnsm": composition.negatives.pnsm,
+        "a": composition.negatives.a,
+        "k": facts.moments[0].positives.shape[1],
+        "scale": SCALE,
+        "bins": BINS,
+    }
 
 
 def scaled(values: Tensor) -> Tensor:

@@ -2,7 +2,7 @@
 
 import base64
 import io
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -31,9 +31,6 @@ class Sprites(NamedTuple):
     @property
     def characters(self) -> int:
         return sum(map(len, self.sheets))
-
-    def described(self) -> dict[str, Any]:
-        return self._asdict()
 
 
 def pack(pictures: Pictures, ids: Tensor, room: int) -> Sprites:
