@@ -233,6 +233,22 @@ class EvaluateConfig:
 
 
 @dataclass
+class InspectConfig:
+    """psm inspect: a page that shows what a run mined, query by query and epoch by epoch."""
+
+    run: str = key("", "run folder to look into (needed; may stand alone: psm inspect runs/a)")
+    data: str | None = key(None, "where the run's pictures are now, if they have moved; none: where they were")
+    out: str | None = key(None, "page to write; none: inspect.html in the run folder, replaced if it is there")
+    overwrite: bool = key(False, "replace the page that out names")
+    queries: int = key(300, "pictures to mine for, drawn evenly over classes where labels exist")
+    negatives: int = key(48, "negatives shown of a query: half of them its hardest, half spread over the others")
+    others: int = key(512, "pictures that stand for the rest of a batch, where negatives come from the batch")
+    seed: int = key(0, "decides which pictures are queries and which the others")
+    progress: bool = key(True, "show a progress bar")
+    pictures: PicturesConfig = key(PicturesConfig, "")
+
+
+@dataclass
 class DataConfig:
     """psm data: what a data set holds; without data= the list of published sets."""
 
