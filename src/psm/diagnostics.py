@@ -18,7 +18,7 @@ from psm.config import PretrainConfig, ViewsConfig
 from psm.data import DataSet, Pictures
 from psm.errors import UserError
 from psm.methods import Composition
-from psm.negatives import keep_probability
+from psm.negatives import keep_probability, of_the_bank
 from psm.positives import Positives, key_alone, nearest, soft_neighbours
 from psm.topology import Topology
 
@@ -161,9 +161,9 @@ def _candidates(moment: Moment, source: str, queries: Embedded, others: Embedded
     if source == "none" or moment.composition.loss.objective != "contrastive":
         return others.ids[:0], others.key[:0], torch.zeros(len(queries.ids), 0, dtype=torch.bool)
     if source == "bank":
-        filled, own = moment.bank.usable(), None if moment.composition.bank.own else queries.ids
-        allowed = moment.bank.usable(own).expand(len(queries.ids), -1)
-        return moment.bank.ids[filled], moment.bank.rows[filled], allowed[:, filled]
+        rows, ids = moment.bank.filled
+        own = None if moment.composition.bank.own else queries.ids
+        return ids, rows, of_the_bank(queries.query, moment.bank, own).allowed
     ids, vectors = others.ids[:, None], (others.query if source == "queries" else others.key)[:, None]
     if source == "positives":
         mined, positives = _positives(moment, others, others)
