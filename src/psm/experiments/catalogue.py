@@ -19,6 +19,7 @@ class Configuration:
     against: str | None = None  # title of the row that it is compared with
     value: float | None = None  # its place on the axis of a sweep
     gradients: bool = False  # whether the gradients of figure 2 are measured on it
+    stressed: bool = False  # drawn so that the eye finds it
 
 
 @dataclass(frozen=True)
@@ -54,13 +55,15 @@ _SNCLR = {"method": "snclr", **_PURITY}
 
 def _psm(title: str, against: str | None = None, value: float | None = None, **changes: Any) -> Configuration:
     """PSM with some keys changed (``positives__k=10`` for positives.k)."""
-    return Configuration(title, _PSM | {k.replace("__", "."): v for k, v in changes.items()}, against, value)
+    named = {k.replace("__", "."): v for k, v in changes.items()}
+    return Configuration(title, _PSM | named, against, value, stressed=not changes)
 
 
 def _method(title: str, name: str, against: str | None = None, **settings: Any) -> Configuration:
     named = {"snclr": _SNCLR, "psm": _PSM}.get(name, {"method": name})
     changes = {k.replace("__", "."): v for k, v in settings.items()}
-    return Configuration(title, named | changes, against, gradients=name == "mocov2" and not changes)
+    stressed = name == "psm" or bool(changes)
+    return Configuration(title, named | changes, against, gradients=name == "mocov2" and not changes, stressed=stressed)
 
 
 EXPERIMENTS: dict[str, Experiment] = {

@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from psm import settings
@@ -25,7 +26,7 @@ def experiment(arguments: Sequence[str]) -> int:
         raise UserError(f"{word!r} is not a word of `psm experiment`{hint}: choose one of {', '.join(WORDS)}.")
     names = [argument for argument in rest if "=" not in argument]
     request = read_request(names, *_parse([argument for argument in rest if "=" in argument]))
-    return {"list": _list, "run": _run}[word](request)
+    return {"list": _list, "run": _run, "report": _report}[word](request)
 
 
 def _parse(arguments: Sequence[str]) -> tuple[dict[str, Any], ...]:
@@ -41,6 +42,7 @@ def _parse(arguments: Sequence[str]) -> tuple[dict[str, Any], ...]:
 def _run(request: Request) -> int:
     if not request.names:
         raise UserError(f"name what to run: {', '.join(EXPERIMENTS)} or all, for example `psm experiment run table1`.")
+    from psm.experiments.report import write_report
     from psm.experiments.suite import run_experiments
 
     try:
@@ -49,6 +51,7 @@ def _run(request: Request) -> int:
         print("psm: stopped; the same command continues where it was.", file=sys.stderr)
         return 130
     print(f"results: {outcome.study.table('results')}")
+    print(f"pages:   {write_report(outcome.study)}")
     if outcome.failed:
         print(
             f"psm: {len(outcome.failed)} of {len(outcome.plan.runs)} runs failed, see "
@@ -56,6 +59,14 @@ def _run(request: Request) -> int:
             file=sys.stderr,
         )
     return 1 if outcome.failed else 0
+
+
+def _report(request: Request) -> int:
+    from psm.experiments.report import write_report
+    from psm.experiments.results import Study
+
+    print(f"pages: {write_report(Study(Path(request.config.out).expanduser()))}")
+    return 0
 
 
 def _list(request: Request) -> int:

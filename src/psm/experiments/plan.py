@@ -67,6 +67,7 @@ class Place:
     seed: int
     run: str
     evaluated: str
+    command: str  # repeats it
 
 
 @dataclass(frozen=True)
@@ -133,6 +134,7 @@ def make_plan(request: Request) -> Plan:
     places: list[Place] = []
     preset = presets.find(request.config.preset)
     for experiment in catalogue.find(list(request.names)):
+        command = command_of(experiment.name, request)
         rows = _chosen(experiment, request.config.methods)
         for data in request.config.data or preset.data or experiment.data:
             protocol = _protocol(request, preset, data)
@@ -141,12 +143,13 @@ def make_plan(request: Request) -> Plan:
                     run = _planned(row, request, preset, data, seed)
                     known = runs.get(run.run, run)
                     runs[run.run] = replace(known, gradients=known.gradients or run.gradients)
-                    place = Place(experiment.name, data, protocol, row.title, seed, run.run, run.evaluated)
-                    beside = [
-                        Place(experiment.name, data, protocol, title, seed, f"{run.baseline}/{of}", run.evaluated)
-                        for of, title in BASELINES.items()
-                    ]
-                    places += [x for x in (place, *(beside if experiment.draws == "table" else ())) if x not in places]
+                    filled = [(row.title, run.run)]
+                    if experiment.draws == "table":
+                        filled += [(title, f"{run.baseline}/{of}") for of, title in BASELINES.items()]
+                    for title, name in filled:
+                        where = (experiment.name, data_name(data), protocol)
+                        place = Place(*where, title, seed, name, run.evaluated, command)
+                        places += [] if place in places else [place]
     if not runs:
         raise UserError(
             f"methods=[{','.join(request.config.methods or ())}] has no row in {', '.join(request.names)}: "
@@ -201,14 +204,36 @@ def _planned(row: Configuration, request: Request, preset: presets.Preset, data:
     )
 
 
+def command_of(name: str, request: Request) -> str:
+    """What to type to repeat an experiment; where pictures lie is another matter on every machine."""
+    given = {k: v for k, v in request.given.items() if k not in MAY_CHANGE}
+    given = {"preset": request.config.preset} | given
+    if "data" in given:
+        given["data"] = [data_name(data) for data in given["data"]]
+    return " ".join(["psm experiment run", name, *(f"{key}={_typed(value)}" for key, value in given.items())])
+
+
+def _typed(value: Any) -> str:
+    if isinstance(value, (list, tuple)):
+        return f"[{','.join(_typed(item) for item in value)}]"
+    if value is None or isinstance(value, bool):
+        return str(value).lower()
+    return str(value)
+
+
 def placed(data: str) -> str:
     """A set's name as it is; a folder by its full path, wherever the command was given."""
     return data if data in NAMES else str(Path(data).expanduser().resolve())
 
 
+def data_name(data: str) -> str:
+    """A data set as results name it: a published one by its name, a folder without where it lies."""
+    return data if data in NAMES else Path(data).expanduser().resolve().name or data
+
+
 def data_title(data: str) -> str:
     """A data set as it is called on pages: the paper's names, or that of the folder."""
-    return DATA_TITLES.get(data, Path(data).name or data)
+    return DATA_TITLES.get(data, data_name(data))
 
 
 def resolved(wishes: Mapping[str, Any]) -> dict[str, Any]:

@@ -17,7 +17,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from psm.experiments.plan import Place, PlannedRun
+from psm.config import MAY_CHANGE
+from psm.experiments.plan import Place, PlannedRun, data_name
 from psm.run import write_atomically
 
 Row = dict[str, Any]
@@ -103,7 +104,7 @@ def collect(study: Study) -> None:
 
 
 def _about(record: Mapping[str, Any]) -> Row:
-    return {name: record[name] for name in (*ABOUT, "evaluated")}
+    return {name: record[name] for name in (*ABOUT, "evaluated")} | {"data": data_name(record["data"])}
 
 
 def _scores(record: Mapping[str, Any]) -> list[Row]:
@@ -115,7 +116,7 @@ def _scores(record: Mapping[str, Any]) -> list[Row]:
         about |= {} if record["method"] else {"title": score["of"]}
         measured = {name: score[name] for name in ("score", "top1", "top5")}
         rest = {name: record.get(name) for name in (*facts, *machine)}
-        settings = record["evaluation"] | record["config"]
+        settings = record["evaluation"] | {k: v for k, v in record["config"].items() if k not in MAY_CHANGE}
         told = about | measured | rest
         rows.append(told | {name: value for name, value in settings.items() if name not in told})
     return rows

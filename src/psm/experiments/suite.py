@@ -19,7 +19,7 @@ from pathlib import Path
 from psm.data.locking import locked
 from psm.errors import UserError
 from psm.experiments.display import Display, Progress
-from psm.experiments.plan import Plan, PlannedRun, Request, make_plan
+from psm.experiments.plan import Plan, PlannedRun, Request, data_name, make_plan
 from psm.experiments.results import (
     Study,
     add_places,
@@ -158,7 +158,7 @@ def _note(study: Study, ended: Running, failed: list[PlannedRun], display: Displ
         reason = _reason(study.log(run.run), code)
         log = str(study.log(run.run).relative_to(study.folder))
         when = datetime.now(UTC).isoformat(timespec="seconds")
-        about = {"run": run.run, "title": run.title, "data": run.data, "seed": run.seed}
+        about = {"run": run.run, "title": run.title, "data": data_name(run.data), "seed": run.seed}
         failures.append(about | {"reason": reason, "log": log, "date": when})
         display.failed(run, reason)
     if failures or study.table("failures").exists():
