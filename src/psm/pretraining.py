@@ -141,6 +141,13 @@ def _refuse_other_data(run: Run, module: Pretraining) -> None:
         )
 
 
+def check_settings(config: PretrainConfig) -> None:
+    """Refuse, in a sentence, what no data could make right."""
+    _check(config)
+    composition_of(config)
+    networks.encoder(config.encoder, config.stem, config.views.size or config.pictures.size or 32)
+
+
 def _check(config: PretrainConfig) -> None:
     at_least = (
         ("epochs", config.epochs, 1),

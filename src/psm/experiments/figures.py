@@ -7,12 +7,13 @@ import io
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from psm.colours import BLUE, GREEN, GREY, ORANGE
 from psm.experiments.answers import Answer, Cell, Group, Line
-from psm.report.figures import BLUE, GREEN, GREY, ORANGE
 
 BLACK = "#222222"
 WIDTH = 4.6  # inches; at the width of a phone letters are still those of a book
@@ -27,7 +28,8 @@ class Drawing(NamedTuple):
 
     def svg(self) -> str:
         stream = io.StringIO()
-        self.figure.savefig(stream, format="svg", metadata={"Date": None})
+        with rc_context({"svg.hashsalt": self.name}):  # the same numbers give the same file
+            self.figure.savefig(stream, format="svg", metadata={"Date": None})
         return stream.getvalue()[stream.getvalue().index("<svg") :]
 
     def png(self) -> bytes:

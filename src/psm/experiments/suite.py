@@ -16,6 +16,8 @@ from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 
+from psm import settings
+from psm.config import EvaluateConfig, PretrainConfig
 from psm.data.locking import locked
 from psm.errors import UserError
 from psm.experiments.display import Display, Progress
@@ -58,10 +60,13 @@ def run_experiments(request: Request) -> Outcome:
     """Train and score whatever the request still lacks, and write the results."""
     plan = make_plan(request)
     study = Study(Path(request.config.out).expanduser())
+    missing = _missing(study, plan)
+    if missing:
+        _check(missing[0])
     with _held(study):
         add_places(study, plan.places)
         collect(study)
-        missing = _missing(study, plan)
+        missing = _missing(study, plan)  # another suite may have worked on it until now
         commit = package_commit()
         failed: list[PlannedRun] = []
         progress = Progress(study, len(plan.runs), missing, request.config.jobs)
@@ -73,6 +78,15 @@ def run_experiments(request: Request) -> Outcome:
             finally:
                 collect(study)
         return Outcome(study, plan, len(plan.runs) - len(missing), tuple(failed))
+
+
+def _check(run: PlannedRun) -> None:
+    """What is wrong with the settings of all runs is said before any of them starts."""
+    from psm.pretraining import check_settings
+    from psm.scoring import check_settings as check_evaluation
+
+    check_settings(settings.build(PretrainConfig, run.settings))
+    check_evaluation(settings.build(EvaluateConfig, run.evaluation))
 
 
 def _missing(study: Study, plan: Plan) -> list[PlannedRun]:
@@ -121,7 +135,7 @@ def _start(study: Study, run: PlannedRun, baselines: bool, jobs: int, commit: st
             start_new_session=True,  # an interrupt at the terminal is the suite's to pass on
         )
     with suppress(BrokenPipeError):  # a process that died at once is noted as any other that failed
-        process.stdin.write(Job(str(study.folder), run, baselines, commit).to_json().encode())
+        process.stdin.write(Job(str(study.folder), run, baselines, commit, os.getpid()).to_json().encode())
         process.stdin.close()
     return process
 

@@ -32,6 +32,7 @@ class Job:
     run: PlannedRun
     baselines: bool  # whether it also scores raw pixels and an untrained encoder
     commit: str
+    suite: int  # the process to leave with
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -44,10 +45,11 @@ class Job:
 
 def main() -> int:
     """0 when the run is recorded, 1 when it failed; what went wrong is the last line on stderr."""
-    _leave_with(os.getppid())
+    job = Job.from_json(sys.stdin.read())
+    _leave_with(job.suite)
     logging.basicConfig(level=logging.WARNING, format="psm: %(message)s")
     try:
-        work(Job.from_json(sys.stdin.read()))
+        work(job)
     except (UserError, Diverged) as error:
         print(f"psm: {error}", file=sys.stderr)
         return 1
@@ -174,11 +176,11 @@ def hardware() -> str:
     return f"{name}, {cores}"
 
 
-def _leave_with(parent: int) -> None:
+def _leave_with(suite: int) -> None:
     """End this process soon after the one that started it has ended, however that ended."""
 
     def watch() -> None:
-        while os.getppid() == parent:
+        while os.getppid() == suite:
             time.sleep(0.5)
         os._exit(1)
 
