@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from psm import settings
-from psm.config import DataConfig, EvaluateConfig, InspectConfig, MethodsConfig, PretrainConfig
+from psm.config import DataConfig, EvaluateConfig, ExperimentConfig, InspectConfig, MethodsConfig, PretrainConfig
 from psm.errors import Diverged, UserError, did_you_mean
 
 USAGE = """psm: learn image encoders from unlabelled pictures by contrastive learning with mined samples
@@ -17,6 +17,7 @@ USAGE = """psm: learn image encoders from unlabelled pictures by contrastive lea
   psm inspect runs/a
   psm methods [method=psm]
   psm data [data=cifar10]
+  psm experiment run table1 preset=laptop out=study
 
 Arguments are key=value, nested keys dotted (positives.k=10); config=FILE.yaml gives many at once.
 `psm COMMAND --help` lists every key of a command."""
@@ -79,12 +80,19 @@ def data(arguments: Sequence[str]) -> None:
     data_table(config) if config.data else published_table()
 
 
-COMMANDS: dict[str, tuple[Callable[[Sequence[str]], None], type]] = {
+def experiment(arguments: Sequence[str]) -> int:
+    from psm.experiments.command import experiment
+
+    return experiment(arguments)
+
+
+COMMANDS: dict[str, tuple[Callable[[Sequence[str]], int | None], type]] = {
     "pretrain": (pretrain, PretrainConfig),
     "evaluate": (evaluate, EvaluateConfig),
     "inspect": (inspect, InspectConfig),
     "methods": (methods, MethodsConfig),
     "data": (data, DataConfig),
+    "experiment": (experiment, ExperimentConfig),
 }
 
 
@@ -123,13 +131,16 @@ def _run(arguments: list[str]) -> int:
     command, schema = COMMANDS[name]
     if any(word in ("-h", "--help", "help") for word in rest):
         print(help_text(schema))
+        if schema is ExperimentConfig:
+            from psm.experiments.command import help_of_runs
+
+            print(help_of_runs())
         return 0
     from psm.run import launched
 
     if not launched():
         _speak_on_stderr()
-    command(rest)
-    return 0
+    return command(rest) or 0
 
 
 class _Stderr(logging.StreamHandler):
@@ -155,7 +166,12 @@ def help_text(schema: type) -> str:
         "key=value, nested keys dotted; config=FILE.yaml reads keys from a file first.",
         "",
     ]
-    table = list(settings.rows(schema))
+    return "\n".join([*lines, *key_lines(schema, list(settings.rows(schema)))])
+
+
+def key_lines(schema: type, table: Sequence[settings.Row]) -> list[str]:
+    """A line for each of these keys of a configuration class, groups under what they are for."""
+    lines = []
     width = max(len(row.key) for row in table)
     kinds = max(len(row.type) for row in table)
     group = ""
@@ -166,7 +182,7 @@ def help_text(schema: type) -> str:
             hint = {f.name: f.type for f in dataclasses.fields(schema)}[group]
             lines += ["", f"{' '.join((hint.__doc__ or '').split())}"]
         lines.append(f"  {row.key:<{width}}  {row.type:<{kinds}}  {row.default:<8}  {row.meaning}")
-    return "\n".join(lines)
+    return lines
 
 
 if __name__ == "__main__":

@@ -9,6 +9,12 @@ WEIGHTINGS = ("V0", "V1", "V2", "V3", "V4")
 SOURCES = ("views", "positives", "bank", "queries", "none")
 MASSES = ("sum", "debiased", "hard", "bayesian")
 
+# What may differ when a run is resumed; anything else would make it another run.
+MAY_CHANGE = {
+    *("out", "resume", "overwrite", "accelerator", "devices", "num_nodes", "strategy", "loggers", "progress"),
+    *("pictures.root", "pictures.download", "pictures.memory", "pictures.cache", "pictures.max_unreadable"),
+}
+
 
 def key(default: Any, meaning: str) -> Any:
     """A configuration key with its default and its line of meaning (shown by ``--help``)."""
@@ -139,6 +145,7 @@ class MonitorConfig:
     pictures: int = key(5000, "training pictures that vote in it, at most")
     test_pictures: int = key(2000, "test pictures that are scored in it, at most")
     log_every: int = key(50, "send the loss to the loggers every so many steps")
+    purity: bool = key(False, "how often mined rows have the query's label (figure 1); needs labels and a bank")
 
 
 @dataclass
@@ -262,3 +269,18 @@ class MethodsConfig:
     """psm methods: the table of methods; with method= one of them with its settings and reference."""
 
     method: str | None = key(None, "the method to describe")
+
+
+@dataclass
+class ExperimentConfig:
+    """psm experiment: the paper's tables and figures; `list` them, `run NAME...` some or all, `report` the results."""
+
+    out: str = key("study", "folder of the study: run folders, results, pages")
+    preset: str = key("laptop", "scale of every run: paper (GPU), laptop or smoke; see `psm experiment list`")
+    data: list[str] | None = key(None, "sets to run on, [cifar10,cifar100] or a folder; none: as the preset says")
+    seeds: list[int] | None = key(None, "run everything with each of these seeds; none: as the preset says")
+    methods: list[str] | None = key(None, "only rows of these methods, for example [psm,simclr]; none: all rows")
+    jobs: int = key(1, "runs at a time, each with its share of the CPU's cores")
+    progress: bool = key(True, "show a display with the time left; false: a line when a run starts and ends")
+    knn: KnnConfig = key(KnnConfig, "")
+    linear: LinearConfig = key(LinearConfig, "")

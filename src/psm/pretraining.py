@@ -16,23 +16,19 @@ from psm import networks, settings
 from psm.assembly import build_networks, composition_of
 from psm.augment import Views, channel_statistics
 from psm.checkpoints import read_checkpoint
-from psm.config import PretrainConfig
+from psm.config import MAY_CHANGE, PretrainConfig
 from psm.data import DataSet, Pictures, load
 from psm.errors import UserError
 from psm.export import Loading, read_encoder, save_encoder
+from psm.methods import Composition
 from psm.progress import ProgressBar
+from psm.purity import MINED
 from psm.recording import Recorder
 from psm.run import Run, launched, read_lines, write_atomically
 from psm.trainer import make_trainer, quiet
 from psm.training import Pretraining
 
 log = logging.getLogger("psm")
-
-# What may differ when a run is resumed; anything else would make it another run.
-MAY_CHANGE = {
-    *("out", "resume", "overwrite", "accelerator", "devices", "num_nodes", "strategy", "loggers", "progress"),
-    *("pictures.root", "pictures.download", "pictures.memory", "pictures.cache", "pictures.max_unreadable"),
-}
 
 
 @dataclass(frozen=True)
@@ -104,8 +100,9 @@ def run_pretraining(
         config = _settle(config, data)
         if stored:
             # The checkpoint knows what the run was begun with, whatever was since written into config.yaml.
-            begun = read_checkpoint(run.checkpoint)["psm"]["config"] if resuming else settings.to_dict(stored)
-            _refuse_changes(run, begun, config)
+            if resuming:
+                stored = settings.build(PretrainConfig, read_checkpoint(run.checkpoint)["psm"]["config"])
+            _refuse_changes(run, settings.to_dict(stored), config)
         trainer, module = _prepare(run, config, data, encoder)
         if resuming:
             _refuse_other_data(run, module)
@@ -142,6 +139,13 @@ def _refuse_other_data(run: Run, module: Pretraining) -> None:
             f"data={module.config.data} is not what the run in {run.folder} began with ({before['pictures']} pictures "
             f"then, {now['pictures']} now): restore it, or start another run in another out."
         )
+
+
+def check_settings(config: PretrainConfig) -> None:
+    """Refuse, in a sentence, what no data could make right."""
+    _check(config)
+    composition_of(config)
+    networks.encoder(config.encoder, config.stem, config.views.size or config.pictures.size or 32)
 
 
 def _check(config: PretrainConfig) -> None:
@@ -194,6 +198,8 @@ def _settle(config: PretrainConfig, data: DataSet) -> PretrainConfig:
     if optim.weight_decay is None:
         optim = replace(optim, weight_decay=1e-3 if data.size < 64 else 1e-4)
     composition = composition_of(config)
+    if config.monitor.purity:
+        _check_purity(config, data, composition)
     return replace(
         config,
         batch_size=batch_size,
@@ -201,6 +207,18 @@ def _settle(config: PretrainConfig, data: DataSet) -> PretrainConfig:
         pictures=replace(config.pictures, size=data.size),
         **{f.name: getattr(composition, f.name) for f in fields(composition)},
     )
+
+
+def _check_purity(config: PretrainConfig, data: DataSet, composition: Composition) -> None:
+    if not data.labelled:
+        raise UserError(f"monitor.purity=true compares labels, and data={config.data} has none: leave it at false.")
+    if not composition.needs_bank:
+        raise UserError(
+            f"monitor.purity=true looks at what a bank holds, and method={config.method} as set has none: leave it at "
+            "false."
+        )
+    if composition.bank.size < MINED:
+        raise UserError(f"monitor.purity=true mines {MINED} rows: give bank.size={MINED} or more.")
 
 
 def _prepare(

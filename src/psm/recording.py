@@ -16,6 +16,7 @@ from psm.evaluation import knn
 from psm.features import extract
 from psm.health import feature_health, in_words
 from psm.progress import ProgressBar
+from psm.purity import settled
 from psm.run import Run, append_line, read_lines
 from psm.training import Pretraining
 
@@ -58,7 +59,7 @@ class Recorder(lightning.Callback):
         record = {
             "epoch": trainer.current_epoch + 1,
             "step": trainer.global_step,
-            **means,
+            **settled(means),
             "lr": module.learning_rate(trainer.global_step - 1),
             **feature_health(module.latest.features, module.latest.projection),
             "images_per_second": steps * module.config.batch_size / seconds,

@@ -75,7 +75,7 @@ def run_evaluation(
     asked = settings.build(EvaluateConfig, *wishes)
     if not asked.checkpoint:
         raise UserError("checkpoint= is missing: give a run folder, for example checkpoint=runs/a.")
-    _check(asked)
+    check_settings(asked)
     device = _device(asked.accelerator)
     file = find_encoder(asked.checkpoint)
     out = _writable(Path(asked.out).expanduser() if asked.out else _home(file))
@@ -212,7 +212,8 @@ def _trained_with(file: Path) -> PretrainConfig | None:
     return settings.build(PretrainConfig, settings.read_yaml(run.config)) if is_run else None
 
 
-def _check(config: EvaluateConfig) -> None:
+def check_settings(config: EvaluateConfig) -> None:
+    """Refuse, in a sentence, what makes no sense."""
     at_least = (
         ("knn.k", config.knn.k, 1),
         ("linear.epochs", config.linear.epochs, 1),

@@ -18,6 +18,8 @@ from psm.devices import without_autocast
 from psm.distributed import gather, join_batch_norm
 from psm.export import Loading
 from psm.methods import Composition
+from psm.purity import NAMES as PURITY
+from psm.purity import purity
 from psm.randomness import derived_seed, generator
 from psm.schedule import learning_rate
 from psm.topology import Embeddings, Topology
@@ -103,14 +105,16 @@ class Pretraining(lightning.LightningModule):
         self.composition = composition
         self.config = config
         self.bank = Bank(composition.bank.size, config.heads.out) if composition.needs_bank else None
-        self.meter = Meter(("loss", *fact_names(composition)))
+        self.meter = Meter(("loss", *fact_names(composition), *(PURITY if config.monitor.purity else ())))
+        # Known only where purity is measured: nothing that learns ever sees a label.
+        self.register_buffer("labels", pictures.labels if config.monitor.purity else None, persistent=False)
         self.loading = loading
         self.channels_last = channels_last
         self.views = views
         self.pictures = pictures
         self.latest: Latest | None = None
         # The bank is the same on all ranks by construction; DDP would broadcast it anew at every step.
-        self._ddp_params_and_buffers_to_ignore = [f"bank.{name}" for name in ("rows", "ids")]
+        self._ddp_params_and_buffers_to_ignore = ["bank.rows", "bank.ids", "labels"]
 
     @property
     def steps_per_epoch(self) -> int:
@@ -174,6 +178,8 @@ class Pretraining(lightning.LightningModule):
         loss, facts, self.latest = step_loss(
             self.networks, self.two_views(batch), batch.ids, self.composition, self.bank, draws, self.config.chunk_size
         )
+        if self.labels is not None:
+            facts = facts | purity(self.bank, self.latest.keys, self.latest.ids, self.labels, self.composition.bank.own)
         self.meter.update({"loss": loss.detach(), **facts})
         return loss
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-BLUE, ORANGE, GREEN, GREY = "#0072B2", "#D55E00", "#009E73", "#888888"  # Okabe and Ito
+from psm.colours import BLUE, GREEN, GREY, ORANGE
 
 
 class Line(NamedTuple):

@@ -1,0 +1,74 @@
+"""The scales at which the experiments run, a row each. Imports nothing heavy."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from psm.errors import UserError, did_you_mean
+
+
+@dataclass(frozen=True)
+class Preset:
+    """What a scale sets for every run: keys of `psm pretrain`, and knn.* and linear.* of `psm evaluate`."""
+
+    name: str
+    title: str
+    takes: str  # a rough estimate, in words
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    data: tuple[str, ...] | None = None  # None: the paper's data sets of each experiment
+    seeds: tuple[int, ...] = (0,)
+    sweep_seeds: tuple[int, ...] = (0,)  # of the points of figures 5 to 8; their reference has all seeds
+
+
+PRESETS: dict[str, Preset] = {
+    row.name: row
+    for row in (
+        Preset(
+            "paper",
+            "the paper's settings: ResNet-18, batch 256, 200 epochs, a bank of 16,384",
+            "not measured here; meant for a GPU",
+            {"encoder": "resnet18", "batch_size": 256, "epochs": 200, "bank.size": 16384},
+        ),
+        Preset(
+            "laptop",
+            "CIFAR-10 on a CPU: 10,000 pictures, a small encoder, 15 epochs, three seeds",
+            "roughly 3 to 4 hours for all on two CPU cores with jobs=2 (65 runs of about 7 core-minutes)",
+            {
+                "pictures.limit": 10_000,
+                "encoder": "tiny",
+                "batch_size": 64,
+                "bank.size": 4096,
+                "epochs": 15,
+                "monitor.every": 5,
+            },
+            data=("cifar10",),
+            seeds=(0, 1, 2),
+        ),
+        Preset(
+            "smoke",
+            "a check that everything runs: drawn pictures, a small encoder, one epoch; its numbers mean nothing",
+            "roughly 8 seconds a run on one CPU core, 5 minutes for all",
+            {
+                "pictures.limit": 128,
+                "pictures.size": 16,
+                "encoder": "tiny",
+                "heads.hidden": 24,
+                "heads.out": 12,
+                "batch_size": 32,
+                "bank.size": 64,
+                "epochs": 1,
+                "monitor.pictures": 64,
+                "monitor.test_pictures": 64,
+                "linear.epochs": 2,
+            },
+            data=("shapes",),
+        ),
+    )
+}
+
+
+def find(name: str) -> Preset:
+    """The preset of that name."""
+    if name not in PRESETS:
+        raise UserError(f"preset={name} is unknown{did_you_mean(name, PRESETS)}: choose one of {', '.join(PRESETS)}.")
+    return PRESETS[name]

@@ -1,0 +1,191 @@
+"""One run of a suite in a process of its own: train or resume it, score it, measure it, record it.
+
+Started by the suite as `python -m psm.experiments.worker` with a job as JSON on its standard input. Leaves when the
+suite is gone, so that no run is trained by two processes.
+"""
+
+import json
+import logging
+import os
+import platform
+import sys
+import threading
+import time
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from psm.data.locking import locked
+from psm.errors import Diverged, UserError
+from psm.experiments.plan import BASELINES, PlannedRun
+from psm.experiments.results import Study, read_record, write_record
+from psm.run import Run, read_lines
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a worker is given."""
+
+    out: str
+    run: PlannedRun
+    baselines: bool  # whether it also scores raw pixels and an untrained encoder
+    commit: str
+    suite: int  # the process to leave with
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> "Job":
+        content = json.loads(text)
+        return cls(**content | {"run": PlannedRun(**content["run"])})
+
+
+def main() -> int:
+    """0 when the run is recorded, 1 when it failed; what went wrong is the last line on stderr."""
+    job = Job.from_json(sys.stdin.read())
+    _leave_with(job.suite)
+    logging.basicConfig(level=logging.WARNING, format="psm: %(message)s")
+    try:
+        work(job)
+    except (UserError, Diverged) as error:
+        print(f"psm: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def work(job: Job) -> None:
+    """Do what is left to do of a run; whatever another process began and left is continued."""
+    study = Study(Path(job.out))
+    lock = study.lock(job.run.run)
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    with locked(lock):  # a worker whose suite was killed may need a moment to notice
+        _train(study, job.run)
+        _score(study, job)
+
+
+def _train(study: Study, run: PlannedRun) -> None:
+    from psm.pretraining import run_pretraining
+
+    if not _trained(Run(study.run(run.run)), run.epochs):
+        run_pretraining(run.settings, {"out": str(study.run(run.run)), "resume": True, "progress": False})
+
+
+def _trained(run: Run, epochs: int) -> bool:
+    """The encoder is written once a run is complete."""
+    try:
+        return run.encoder.exists() and json.loads(run.loading.read_text())["epoch"] == epochs
+    except (OSError, ValueError, KeyError):
+        return False
+
+
+def _score(study: Study, job: Job) -> None:
+    run = job.run
+    path, baselines = study.record(run.run, run.evaluated), study.record(run.baseline, run.evaluated)
+    record = read_record(path)
+    if record is None or (job.baselines and read_record(baselines) is None):
+        scores = _evaluate(study, job)
+        about = _about(study, job, scores[-1]["protocol"])
+        if job.baselines:
+            shown = {
+                "run": run.baseline,
+                "title": "baselines",
+                "method": "",
+                "seconds": None,
+                "curves": [],
+                "epochs": 0,
+            }
+            of = [score for score in scores if score["of"] in BASELINES]
+            write_record(baselines, about | shown | {"scores": of})
+        record = about | {"scores": [score for score in scores if score["of"] not in BASELINES]}
+    if run.gradients and not record.get("gradients"):
+        record["gradients"] = _gradients(study, run)
+    write_record(path, record)
+
+
+def _evaluate(study: Study, job: Job) -> list[dict[str, Any]]:
+    from psm.scoring import run_evaluation
+
+    keys = {"checkpoint": str(study.run(job.run.run)), "baselines": job.baselines, "progress": False}
+    return [asdict(score) for score in run_evaluation(job.run.evaluation, keys).scores]
+
+
+def _gradients(study: Study, run: PlannedRun) -> list[dict[str, Any]]:
+    from psm import settings
+    from psm.config import PretrainConfig
+    from psm.data import load
+    from psm.gradients import gradient_ranks
+
+    folder = Run(study.run(run.run))
+    config = settings.build(PretrainConfig, settings.read_yaml(folder.config))
+    return gradient_ranks(folder.checkpoint, load(config.data, config.pictures, progress=False))
+
+
+def _about(study: Study, job: Job, protocol: dict[str, Any]) -> dict[str, Any]:
+    """All that a record says beside its numbers: what was run, on what, how long it took."""
+    import torch
+
+    from psm import settings
+
+    run = Run(study.run(job.run.run))
+    config = dict(settings.flatten(settings.read_yaml(run.config)))
+    curves = read_lines(run.metrics)
+    return {
+        "run": job.run.run,
+        "evaluated": job.run.evaluated,
+        "title": job.run.title,
+        "method": job.run.method,
+        "data": job.run.data,
+        "seed": job.run.seed,
+        "epochs": config["epochs"],
+        "batch_size": config["batch_size"],
+        "encoder": config["encoder"],
+        "pictures": protocol["train_pictures"],
+        "test_pictures": protocol["test_pictures"],
+        "classes": protocol["classes"],
+        "seconds": round(sum(epoch.get("seconds", 0.0) for epoch in curves), 1),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "commit": job.commit,
+        "psm": version("psm"),
+        "torch": torch.__version__,
+        "threads": torch.get_num_threads(),
+        "hardware": hardware(),
+        "evaluation": dict(job.run.evaluation),
+        "config": {
+            key: value for key, value in config.items() if key not in ("out", "resume", "overwrite", "progress")
+        },
+        "curves": curves,
+    }
+
+
+def hardware() -> str:
+    """The machine in a few words: its GPU, or its CPU."""
+    import torch
+
+    cores = f"{os.cpu_count()} cores"
+    if torch.cuda.is_available():
+        return f"{torch.cuda.get_device_name(0)}, {cores}"
+    name = platform.processor() or platform.machine()
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        name = next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        pass
+    return f"{name}, {cores}"
+
+
+def _leave_with(suite: int) -> None:
+    """End this process soon after the one that started it has ended, however that ended."""
+
+    def watch() -> None:
+        while os.getppid() == suite:
+            time.sleep(0.5)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
