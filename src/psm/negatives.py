@@ -7,7 +7,7 @@ from torch import Tensor
 
 from psm.bank import Bank, mark_own
 
-DOT_ELEMENTS = 2**19  # of bank rows multiplied at a time: 2 MiB in float32
+DOT_ELEMENTS = (2**24, 2**19)  # of bank rows multiplied at a time on an accelerator, on a CPU
 
 
 class Negatives(NamedTuple):
@@ -103,8 +103,11 @@ def mixed(
 
 
 def _dot_rows(rows: Tensor, first: Tensor, second: Tensor) -> Tensor:
-    """rows[first] . rows[second] for places (N, S), as many at a time as a cache holds: three times as fast as all."""
-    pairs = max(1, DOT_ELEMENTS // rows.shape[1])
+    """rows[first] . rows[second] for places (N, S), in bounded memory.
+
+    On a CPU as many at a time as its cache holds, which is three times as fast as many.
+    """
+    pairs = max(1, DOT_ELEMENTS[rows.device.type == "cpu"] // rows.shape[1])
     parts = [
         rows.index_select(0, left).mul_(rows.index_select(0, right)).sum(1)
         for left, right in zip(first.flatten().split(pairs), second.flatten().split(pairs), strict=True)
