@@ -16,7 +16,7 @@ from psm.config import EvaluateConfig, PicturesConfig, PretrainConfig
 from psm.data import DataSet, Pictures, load
 from psm.errors import UserError
 from psm.experiments.answers import Cell, headline, rank_correlation, read_answers
-from psm.experiments.catalogue import EXPERIMENTS
+from psm.experiments.catalogue import EXPERIMENTS, Configuration, Experiment
 from psm.experiments.plan import data_name, make_plan, read_request, resolved
 from psm.experiments.presets import PRESETS
 from psm.experiments.report import write_report
@@ -397,6 +397,25 @@ def test_results_have_every_setting(study):
     for key in ("positives.k", "optim.lr", "bank.size", "views.preset", "linear.epochs", "commit", "hardware"):
         assert key in rows[0]
     assert "pictures.root" not in rows[0]  # where pictures lie is no setting of a result
+
+
+def test_an_experiment_of_ones_own_is_a_row(tmp_path, monkeypatch):
+    rows = tuple(
+        Configuration(f"t = {t}", {"method": "psm", "loss.temperature": t}, None if t == 0.5 else "t = 0.5", t)
+        for t in (0.2, 0.5)
+    )
+    mine = Experiment("temperature", "How soft", "How does t matter?", "sweep", rows, ("cifar10",), axis="t")
+    monkeypatch.setitem(EXPERIMENTS, "temperature", mine)
+    found = plan("temperature", preset="smoke")
+    assert [resolved(run.settings)["loss.temperature"] for run in found.runs] == [0.2, 0.5]
+    study = Study(tmp_path)
+    add_places(study, found.places)
+    for run, score in zip(found.runs, (40.0, 41.5), strict=True):
+        write_record(study.record(run.run, run.evaluated), record_of(run, score, score))
+    collect(study)
+    text = (write_report(study).parent / "temperature.html").read_text()
+    assert "Best is t = 0.5 with 41.50 % top-1; all lie within 1.50 points." in text
+    assert "of the paper" not in text
 
 
 def test_rank_correlation():

@@ -581,3 +581,14 @@ def test_views_do_not_depend_on_how_the_batch_is_shared():
     whole = views.apply(pictures, draws)
     parts = [views.apply(pictures[s], draws[s]) for s in (slice(0, 4), slice(4, 8))]
     assert torch.allclose(whole, torch.cat(parts, 1), atol=1e-5)
+
+
+def test_a_run_begun_before_a_key_existed_can_be_resumed(tmp_path, small):
+    out = tmp_path / "a"
+    psm.pretrain(out, **small)
+    content = state(out)
+    del content["psm"]["config"]["monitor"]["purity"]  # as an earlier version wrote it
+    torch.save(content, out / "checkpoints" / "last.ckpt")
+    psm.pretrain(out, resume=True)
+    with pytest.raises(UserError, match=r"monitor\.purity=True differs"):
+        psm.pretrain(out, resume=True, monitor={"purity": True})

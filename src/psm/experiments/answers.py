@@ -368,7 +368,7 @@ def _of_sweep(group: Group) -> str:
     means = [line.cell(score).mean for line in measured]
     said = f"best is {best.title} with {number(best.cell(score))} % top-1; all lie within"
     said += f" {max(means) - min(means):.2f} points"
-    reference = next((line.cell(score) for line in measured if line.against is None), Cell())
-    if reference.deviation is not None:
-        said += f"; the spread of the paper's choice over {reference.count} seeds is ± {reference.deviation:.2f}"
+    reference = next((line for line in measured if line.against is None), None)
+    if reference and (spread := reference.cell(score).deviation) is not None:
+        said += f"; {reference.title} alone varies by ± {spread:.2f} over {reference.cell(score).count} seeds"
     return f"{said}."

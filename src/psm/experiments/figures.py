@@ -258,8 +258,10 @@ def _sweep(answer: Answer, group: Group) -> Iterator[tuple[str, str, Figure]]:
     axis.margins(y=0.15)
     axis.set_xlabel(answer.experiment.axis)
     _legend(figure, columns=2)
-    chosen = next((line.title for line in lines if line.against is None), "")
-    yield "", f"{group.title}: bands are mean ± standard deviation over seeds of the paper's choice, {chosen}.", figure
+    chosen = next((line for line in lines if line.against is None), None)
+    spread = bool(chosen) and any(cell.count > 1 for cell in chosen.scores.values())
+    bands = f"; bands are mean ± standard deviation of {chosen.title} over seeds" if spread else ""
+    yield "", f"{group.title}: per cent right of the test pictures{bands}.", figure
 
 
 def _tick(line: Line) -> str:

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -145,14 +145,18 @@ def _entry(answer: Answer, shown: Sequence[Shown]) -> dict[str, Any]:
 def _index(study: Study, answers: Sequence[Answer], entries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """What the page for all says: runs are counted once, however many experiments share them."""
     known = {(row["run"], row["evaluated"]): row for row in read_table(study.table("results"))}
-    planned = {(row["run"], row["evaluated"]) for row in read_table(study.table("plan")) if "/" not in row["run"]}
+    places = [row for row in read_table(study.table("plan")) if "/" not in row["run"]]
+    planned = {(row["run"], row["evaluated"]) for row in places}
     failed = [row for row in read_table(study.table("failures")) if any(run == row["run"] for run, _ in planned)]
     done = planned & known.keys()
     protocols: dict[tuple[str, str], Group] = {}
     for group in (group for answer in answers for group in answer.groups):
-        before = protocols.get((group.data, group.protocol))
-        if before is None or group.runs > before.runs:
-            protocols[group.data, group.protocol] = group
+        protocol = (group.data, group.protocol)
+        mine = {(row["run"], row["evaluated"]) for row in places if (row["data"], row["protocol"]) == protocol}
+        seconds = sum(float(known[key]["seconds"] or 0) for key in mine & done)
+        before = protocols.get(protocol)
+        if before is None or (group.facts and not before.facts):
+            protocols[protocol] = replace(group, runs=len(mine & done), planned=len(mine), seconds=seconds)
     return {
         "entries": entries,
         "done": len(done),
