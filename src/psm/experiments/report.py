@@ -86,11 +86,8 @@ def _columns(answer: Answer) -> list[Columns]:
     notes = []
     for group in answer.groups:
         facts = group.facts
-        told = f"{facts['encoder']}, {facts['epochs']} epochs" if facts else f"protocol {group.protocol[:4]}"
-        notes.append(told if data.count(group.data) > 1 else "")
-    if len(set(zip(data, notes, strict=True))) < len(data):
-        hashes = [group.protocol[:4] for group in answer.groups]
-        notes = [f"{note}, {hashed}" if note else "" for note, hashed in zip(notes, hashes, strict=True)]
+        told = f"{facts['encoder']}, {facts['epochs']} epochs, " if facts else ""
+        notes.append(f"{told}protocol {group.protocol[:4]}" if data.count(group.data) > 1 else "")
     return [Columns(group, note) for group, note in zip(answer.groups, notes, strict=True)]
 
 
