@@ -1,6 +1,7 @@
 """A suite as its users meet it: a command that can be killed, repeated and read; pages in a real browser."""
 
 import csv
+import json
 import os
 import re
 import shutil
@@ -167,6 +168,24 @@ def test_an_interrupt_stops_the_runs_and_says_how_to_go_on(tmp_path):
     assert "Traceback" not in said
     with pytest.raises(ProcessLookupError):
         os.kill(worker, 0)
+
+
+@pytest.mark.slow
+def test_what_a_record_lacks_is_measured_without_training_again(study, tmp_path):
+    out = tmp_path / "study"
+    shutil.copytree(study, out)
+    whole = table(out, "gradients")
+    (path,) = (out / "records").glob("*-mocov2-*")
+    record = json.loads(path.read_text())
+    record["gradients"] = [{"rank": 1}]  # as a version would leave it that measured less
+    path.write_text(json.dumps(record))
+    (checkpoint,) = (out / "runs").glob("*-mocov2-*/checkpoints/last.ckpt")
+    before = checkpoint.stat().st_mtime_ns
+    result = psm("run", "figure2", f"out={out}", *SMOKE)
+    assert result.returncode == 0, result.stderr
+    assert "0 finished before, 1 to do" in result.stderr
+    assert table(out, "gradients") == whole
+    assert checkpoint.stat().st_mtime_ns == before
 
 
 @pytest.mark.slow

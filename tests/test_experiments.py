@@ -16,11 +16,11 @@ from psm.config import EvaluateConfig, PicturesConfig, PretrainConfig
 from psm.data import DataSet, Pictures, load
 from psm.errors import UserError
 from psm.experiments.answers import Cell, headline, rank_correlation, read_answers
-from psm.experiments.catalogue import EXPERIMENTS
+from psm.experiments.catalogue import EXPERIMENTS, Configuration, Experiment
 from psm.experiments.plan import data_name, make_plan, read_request, resolved
 from psm.experiments.presets import PRESETS
 from psm.experiments.report import write_report
-from psm.experiments.results import Study, add_places, collect, read_table, write_record
+from psm.experiments.results import Study, add_places, collect, has_gradients, read_table, write_record
 from psm.gradients import by_rank, gradient_ranks, negative_gradients
 from psm.methods import METHODS
 from psm.purity import purity, settled
@@ -232,12 +232,13 @@ def test_gradients_against_autograd():
         for rank, place in enumerate(order[:ranks]):
             turn = torch.autograd.grad(similarity[place], raw, retain_graph=True)[0]
             parts.append(pulls[place] * turn)
-            assert found.softmax[row, rank].item() == pytest.approx((pulls[place] * turn).norm().item(), rel=1e-6)
+            assert found.softmax[row, rank].item() == pytest.approx(pulls[place].item(), rel=1e-9)
+            assert found.turning[row, rank].item() == pytest.approx(turn.norm().item(), rel=1e-9)
             # eq. 2: the probability is what a sigmoid gave, so the loss of a negative changes with its logit by s.
             s = similarity[place].detach().clamp(min=0)
             logit = torch.logit(s.clamp(1e-12, 1 - 1e-12)).requires_grad_()
             slope = torch.autograd.grad(-torch.log1p(-torch.sigmoid(logit)), logit)[0]
-            assert found.binary[row, rank].item() == pytest.approx((slope * turn).norm().item(), abs=1e-9)
+            assert found.binary[row, rank].item() == pytest.approx(slope.item(), abs=1e-9)
             assert found.ids[row, rank] == bank.ids[place]
         last = order[ranks]
         turn = torch.autograd.grad(similarity[last], raw, retain_graph=True)[0]
@@ -253,9 +254,13 @@ def test_gradients_by_rank_against_loops():
     labels, ids = torch.tensor([0, 1, 0, 1, 0, 1]), torch.arange(5)
     found = negative_gradients(query, key, bank, 0.5, 8, own=ids)
     for rank in by_rank(found, ids, labels):
-        column = [row[rank.rank - 1].item() for row in found.softmax]
-        assert rank.softmax_mean == pytest.approx(statistics.fmean(column), rel=1e-5)
-        assert rank.softmax_variance == pytest.approx(statistics.pvariance(column), rel=1e-4, abs=1e-12)
+        slopes = [row[rank.rank - 1].item() for row in found.softmax]
+        assert rank.softmax_slope_mean == pytest.approx(statistics.fmean(slopes), rel=1e-5)
+        assert rank.softmax_slope_variance == pytest.approx(statistics.pvariance(slopes), rel=1e-4, abs=1e-12)
+        pairs = zip(found.binary, found.turning, strict=True)
+        lengths = [(slope[rank.rank - 1] * turn[rank.rank - 1]).item() for slope, turn in pairs]
+        assert rank.binary_length_mean == pytest.approx(statistics.fmean(lengths), rel=1e-5)
+        assert rank.binary_length_variance == pytest.approx(statistics.pvariance(lengths), rel=1e-4, abs=1e-12)
         pictures = [row[rank.rank - 1].item() for row in found.ids]
         same = [labels[picture] == labels[query] for query, picture in enumerate(pictures)]
         assert rank.same_class == pytest.approx(sum(map(int, same)) / 5)
@@ -270,6 +275,8 @@ def test_gradients_of_a_run(moco):
     assert similarity == sorted(similarity, reverse=True)
     assert all(math.isfinite(value) for rank in ranks for value in rank.values())
     assert ranks[0]["queries"] == 20
+    assert has_gradients({"gradients": ranks})
+    assert not has_gradients({"gradients": [{"rank": 1}]})  # of an earlier version: measured again
     again = gradient_ranks(moco.out / "checkpoints" / "last.ckpt", data, queries=20, ranks=200)
     assert again == ranks
 
@@ -397,6 +404,25 @@ def test_results_have_every_setting(study):
     for key in ("positives.k", "optim.lr", "bank.size", "views.preset", "linear.epochs", "commit", "hardware"):
         assert key in rows[0]
     assert "pictures.root" not in rows[0]  # where pictures lie is no setting of a result
+
+
+def test_an_experiment_of_ones_own_is_a_row(tmp_path, monkeypatch):
+    rows = tuple(
+        Configuration(f"t = {t}", {"method": "psm", "loss.temperature": t}, None if t == 0.5 else "t = 0.5", t)
+        for t in (0.2, 0.5)
+    )
+    mine = Experiment("temperature", "How soft", "How does t matter?", "sweep", rows, ("cifar10",), axis="t")
+    monkeypatch.setitem(EXPERIMENTS, "temperature", mine)
+    found = plan("temperature", preset="smoke")
+    assert [resolved(run.settings)["loss.temperature"] for run in found.runs] == [0.2, 0.5]
+    study = Study(tmp_path)
+    add_places(study, found.places)
+    for run, score in zip(found.runs, (40.0, 41.5), strict=True):
+        write_record(study.record(run.run, run.evaluated), record_of(run, score, score))
+    collect(study)
+    text = (write_report(study).parent / "temperature.html").read_text()
+    assert "Best is t = 0.5 with 41.50 % top-1; all lie within 1.50 points." in text
+    assert "of the paper" not in text
 
 
 def test_rank_correlation():

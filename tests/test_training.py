@@ -596,3 +596,14 @@ def test_chunks_and_compilers_train_and_leave_plain_weights(tmp_path, small, key
     assert psm.load_encoder(tmp_path / "other").state_dict().keys() == left.keys()
     if "chunk_size" not in keys:  # batch norm over a chunk is another batch norm
         assert other.metrics[0]["loss"] == pytest.approx(plain.metrics[0]["loss"], rel=1e-3)
+
+
+def test_a_run_begun_before_a_key_existed_can_be_resumed(tmp_path, small):
+    out = tmp_path / "a"
+    psm.pretrain(out, **small)
+    content = state(out)
+    del content["psm"]["config"]["monitor"]["purity"]  # as an earlier version wrote it
+    torch.save(content, out / "checkpoints" / "last.ckpt")
+    psm.pretrain(out, resume=True)
+    with pytest.raises(UserError, match=r"monitor\.purity=True differs"):
+        psm.pretrain(out, resume=True, monitor={"purity": True})

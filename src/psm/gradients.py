@@ -21,10 +21,11 @@ QUERIES = 2048
 
 
 class NegativeGradients(NamedTuple):
-    """Of each query's most similar negatives, most similar first; norms of gradients with respect to the query."""
+    """Of each query's most similar negatives, most similar first."""
 
-    binary: Tensor  # (N, R) by eq. 2: s times the gradient of s
-    softmax: Tensor  # (N, R) the negative's part in the gradient of InfoNCE (eq. 1)
+    binary: Tensor  # (N, R) by eq. 2: how the loss changes with the similarity, dL/ds
+    softmax: Tensor  # (N, R) the same under InfoNCE (eq. 1)
+    turning: Tensor  # (N, R) length of the gradient of s with respect to the query, the right factor of eq. 2
     similarity: Tensor  # (N, R)
     ids: Tensor  # (N, R) of the pictures that the rows came from
     positive_rank: Tensor  # (N,) 1: the positive is more similar than every negative
@@ -36,10 +37,14 @@ class Rank:
 
     rank: int
     similarity: float  # mean
-    binary_mean: float
-    binary_variance: float
-    softmax_mean: float
-    softmax_variance: float
+    binary_slope_mean: float
+    binary_slope_variance: float
+    softmax_slope_mean: float
+    softmax_slope_variance: float
+    binary_length_mean: float  # slope times turning: the whole gradient's length
+    binary_length_variance: float
+    softmax_length_mean: float
+    softmax_length_variance: float
     same_class: float | None  # share of negatives with the query's label: false negatives; None without labels
     own_picture: float  # share of negatives that are the query's own picture, seen earlier
     positive_rank: float  # mean over queries, the same in all rows
@@ -53,19 +58,19 @@ def negative_gradients(
 ) -> NegativeGradients:
     """For unit queries (N, D) and their keys (N, D): the gradients of the ``ranks`` most similar bank rows.
 
-    The gradient of a similarity s(z, n) with respect to the query before it is normalised has the length
-    sqrt(1 - s^2) (for a query of unit length). Eq. 2 takes s, cut off at 0, as the probability that n is a positive;
-    the loss of a negative then has the gradient s times that of s. Under InfoNCE it is softmax(s / t) / t times it.
+    A gradient has two factors, dL/ds and the gradient of s. Eq. 2 takes s, cut off at 0, as the probability that the
+    negative is a positive; dL/ds is then s (appendix B). Under InfoNCE it is softmax(s / t) / t. The gradient of s with
+    respect to a query of unit length, before it is normalised, has the length sqrt(1 - s^2) in both.
     """
     negatives = of_the_bank(query, bank, own)
     similarity = negatives.similarity.masked_fill(~negatives.allowed, -torch.inf)
     positive = (query * key).sum(1, keepdim=True)
     log_mass = torch.logsumexp(torch.cat([positive, similarity], 1) / temperature, 1, keepdim=True)
     nearest, places = similarity.topk(ranks, dim=1)
-    turning = (1 - nearest.square()).clamp(min=0).sqrt()
     return NegativeGradients(
-        binary=nearest.clamp(min=0) * turning,
-        softmax=(nearest / temperature - log_mass).exp() / temperature * turning,
+        binary=nearest.clamp(min=0),
+        softmax=(nearest / temperature - log_mass).exp() / temperature,
+        turning=(1 - nearest.square()).clamp(min=0).sqrt(),
         similarity=nearest,
         ids=bank.ids[places],
         positive_rank=1 + (similarity > positive).sum(1),
@@ -104,16 +109,21 @@ def gradient_ranks(
 def by_rank(found: NegativeGradients, queries: Tensor, labels: Tensor | None) -> list[Rank]:
     """Means and variances over the queries, given as picture ids (N,), at each rank."""
     position = found.positive_rank.double()
+    measured = {
+        "binary_slope": found.binary,
+        "softmax_slope": found.softmax,
+        "binary_length": found.binary * found.turning,
+        "softmax_length": found.softmax * found.turning,
+    }
+    means = {f"{name}_mean": values.double().mean(0) for name, values in measured.items()}
+    means |= {f"{name}_variance": values.double().var(0, unbiased=False) for name, values in measured.items()}
     own = (found.ids == queries[:, None]).double().mean(0)
     same = None if labels is None else (labels[found.ids] == labels[queries][:, None]).double().mean(0)
     return [
         Rank(
             rank=rank + 1,
             similarity=found.similarity[:, rank].double().mean().item(),
-            binary_mean=found.binary[:, rank].double().mean().item(),
-            binary_variance=found.binary[:, rank].double().var(unbiased=False).item(),
-            softmax_mean=found.softmax[:, rank].double().mean().item(),
-            softmax_variance=found.softmax[:, rank].double().var(unbiased=False).item(),
+            **{name: values[rank].item() for name, values in means.items()},
             same_class=None if same is None else same[rank].item(),
             own_picture=own[rank].item(),
             positive_rank=position.mean().item(),

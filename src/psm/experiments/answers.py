@@ -10,13 +10,9 @@ from typing import Any
 
 from psm.experiments.catalogue import EXPERIMENTS, Configuration, Experiment
 from psm.experiments.plan import BASELINES, data_title
-from psm.experiments.results import Study, read_table
+from psm.experiments.results import GRADIENTS, Study, read_table
 
 PURITY = ("purity_top1", "purity_top5", "hit_top5")
-GRADIENTS = (
-    *("similarity", "binary_mean", "binary_variance", "softmax_mean", "softmax_variance"),
-    *("same_class", "own_picture", "positive_rank", "positive_rank_median"),
-)
 
 
 @dataclass(frozen=True)
@@ -256,8 +252,9 @@ def _curves(by_seed: Mapping[int, Sequence[Mapping[str, str]]]) -> dict[str, dic
 
 def _ranks(by_seed: Mapping[int, Sequence[Mapping[str, str]]]) -> list[dict[str, Cell]]:
     found: dict[int, dict[str, dict[int, float]]] = {}
+    needed = [name for name in GRADIENTS if name != "same_class"]  # which takes labels
     for seed, rows in by_seed.items():
-        for row in rows:
+        for row in (row for row in rows if all(row.get(name) for name in needed)):
             for name in GRADIENTS:
                 if row.get(name):
                     found.setdefault(int(row["rank"]), {}).setdefault(name, {})[seed] = float(row[name])
@@ -290,7 +287,9 @@ def headline(answer: Answer) -> list[str]:
     sentences = []
     for group in answer.groups:
         said = tell(group) if group.runs else "nothing measured yet."
-        sentences.append(f"{group.title}: {said}" if len(answer.groups) > 1 else said[:1].upper() + said[1:])
+        same = [other for other in answer.groups if other.data == group.data]
+        apart = f" (protocol {group.protocol[:4]})" if len(same) > 1 else ""
+        sentences.append(f"{group.title}{apart}: {said}" if len(answer.groups) > 1 else said[:1].upper() + said[1:])
     return sentences
 
 
@@ -348,10 +347,15 @@ def _of_gradients(group: Group) -> str:
     if line is None:
         return "nothing measured yet."
     first, last = line.ranks[0], line.ranks[-1]
+
+    def kept(name: str) -> float:
+        return 100 * last[name].mean / first[name].mean
+
     said = (
         f"from rank 1 to rank {len(line.ranks)} the mean similarity falls from {first['similarity'].mean:.2f} to "
-        f"{last['similarity'].mean:.2f}; the positive is number {first['positive_rank'].mean:.0f} on average "
-        f"(median {first['positive_rank_median'].mean:.0f})"
+        f"{last['similarity'].mean:.2f}, and dL/ds under InfoNCE to {kept('softmax_slope_mean'):.0f} % of what it is "
+        f"at rank 1, its variance to {kept('softmax_slope_variance'):.0f} %; the positive is number "
+        f"{first['positive_rank'].mean:.0f} on average (median {first['positive_rank_median'].mean:.0f})"
     )
     if "same_class" in first:
         said += (
@@ -368,7 +372,7 @@ def _of_sweep(group: Group) -> str:
     means = [line.cell(score).mean for line in measured]
     said = f"best is {best.title} with {number(best.cell(score))} % top-1; all lie within"
     said += f" {max(means) - min(means):.2f} points"
-    reference = next((line.cell(score) for line in measured if line.against is None), Cell())
-    if reference.deviation is not None:
-        said += f"; the spread of the paper's choice over {reference.count} seeds is ± {reference.deviation:.2f}"
+    reference = next((line for line in measured if line.against is None), None)
+    if reference and (spread := reference.cell(score).deviation) is not None:
+        said += f"; {reference.title} alone varies by ± {spread:.2f} over {reference.cell(score).count} seeds"
     return f"{said}."

@@ -182,9 +182,10 @@ def _gradients(answer: Answer, group: Group) -> Iterator[tuple[str, str, Figure]
     def curve(name: str) -> list[float]:
         return [rank[name].mean for rank in line.ranks]
 
-    for name, kind, title in (
-        ("eq2", "binary", "Gradient by eq. 2"),
-        ("infonce", "softmax", "Gradient under InfoNCE (eq. 1)"),
+    for name, kind, title, words in (
+        ("eq2", "binary_slope", "dL/ds by eq. 2", "how the loss of a negative changes with its similarity, by eq. 2"),
+        ("infonce", "softmax_slope", "dL/ds under InfoNCE (eq. 1)", "the same under the loss that was trained with"),
+        ("length", "softmax_length", "Whole gradient under InfoNCE", "dL/ds times the length of the gradient of s"),
     ):
         figure, axis = _axes(3.3, f"{title}, over its maximum")
         for what, colour, style in (("mean", BLUE, "-"), ("variance", ORANGE, "--")):
@@ -195,14 +196,8 @@ def _gradients(answer: Answer, group: Group) -> Iterator[tuple[str, str, Figure]
         axis.set_xlabel("rank of similarity among the bank's rows")
         axis.set_ylim(0, 1.05)
         _legend(figure, columns=2)
-        yield (
-            name,
-            (
-                f"{line.title} on {group.title}: mean and variance over queries of the gradient's length "
-                "at each rank, each divided by its maximum."
-            ),
-            figure,
-        )
+        caption = f"{line.title} on {group.title}: {words}; mean and variance over queries, divided by their maxima."
+        yield name, caption, figure
     if "same_class" in line.ranks[0]:
         figure, axis = _axes(3.3, "Who the negatives are, %")
         axis.plot(places, [100 * x for x in curve("same_class")], "-", color=ORANGE, label="the query's label", lw=1.8)
@@ -258,8 +253,10 @@ def _sweep(answer: Answer, group: Group) -> Iterator[tuple[str, str, Figure]]:
     axis.margins(y=0.15)
     axis.set_xlabel(answer.experiment.axis)
     _legend(figure, columns=2)
-    chosen = next((line.title for line in lines if line.against is None), "")
-    yield "", f"{group.title}: bands are mean ± standard deviation over seeds of the paper's choice, {chosen}.", figure
+    chosen = next((line for line in lines if line.against is None), None)
+    spread = bool(chosen) and any(cell.count > 1 for cell in chosen.scores.values())
+    bands = f"; bands are mean ± standard deviation of {chosen.title} over seeds" if spread else ""
+    yield "", f"{group.title}: per cent right of the test pictures{bands}.", figure
 
 
 def _tick(line: Line) -> str:

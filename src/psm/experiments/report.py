@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -86,11 +86,8 @@ def _columns(answer: Answer) -> list[Columns]:
     notes = []
     for group in answer.groups:
         facts = group.facts
-        told = f"{facts['encoder']}, {facts['epochs']} epochs" if facts else f"protocol {group.protocol[:4]}"
-        notes.append(told if data.count(group.data) > 1 else "")
-    if len(set(zip(data, notes, strict=True))) < len(data):
-        hashes = [group.protocol[:4] for group in answer.groups]
-        notes = [f"{note}, {hashed}" if note else "" for note, hashed in zip(notes, hashes, strict=True)]
+        told = f"{facts['encoder']}, {facts['epochs']} epochs, " if facts else ""
+        notes.append(f"{told}protocol {group.protocol[:4]}" if data.count(group.data) > 1 else "")
     return [Columns(group, note) for group, note in zip(answer.groups, notes, strict=True)]
 
 
@@ -145,14 +142,18 @@ def _entry(answer: Answer, shown: Sequence[Shown]) -> dict[str, Any]:
 def _index(study: Study, answers: Sequence[Answer], entries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """What the page for all says: runs are counted once, however many experiments share them."""
     known = {(row["run"], row["evaluated"]): row for row in read_table(study.table("results"))}
-    planned = {(row["run"], row["evaluated"]) for row in read_table(study.table("plan")) if "/" not in row["run"]}
+    places = [row for row in read_table(study.table("plan")) if "/" not in row["run"]]
+    planned = {(row["run"], row["evaluated"]) for row in places}
     failed = [row for row in read_table(study.table("failures")) if any(run == row["run"] for run, _ in planned)]
     done = planned & known.keys()
     protocols: dict[tuple[str, str], Group] = {}
     for group in (group for answer in answers for group in answer.groups):
-        before = protocols.get((group.data, group.protocol))
-        if before is None or group.runs > before.runs:
-            protocols[group.data, group.protocol] = group
+        protocol = (group.data, group.protocol)
+        mine = {(row["run"], row["evaluated"]) for row in places if (row["data"], row["protocol"]) == protocol}
+        seconds = sum(float(known[key]["seconds"] or 0) for key in mine & done)
+        before = protocols.get(protocol)
+        if before is None or (group.facts and not before.facts):
+            protocols[protocol] = replace(group, runs=len(mine & done), planned=len(mine), seconds=seconds)
     return {
         "entries": entries,
         "done": len(done),

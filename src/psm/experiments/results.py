@@ -23,6 +23,16 @@ from psm.run import write_atomically
 
 Row = dict[str, Any]
 ABOUT = ("run", "title", "method", "data", "seed")
+GRADIENTS = (  # what figure 2 is drawn from
+    "similarity",
+    *(
+        f"{loss}_{factor}_{moment}"
+        for loss in ("binary", "softmax")
+        for factor in ("slope", "length")
+        for moment in ("mean", "variance")
+    ),
+    *("same_class", "own_picture", "positive_rank", "positive_rank_median"),
+)
 
 
 @dataclass(frozen=True)
@@ -72,7 +82,13 @@ def write_record(path: Path, record: Mapping[str, Any]) -> None:
 def finished(study: Study, run: PlannedRun) -> bool:
     """Whether all that is wanted of a run is recorded."""
     record = read_record(study.record(run.run, run.evaluated))
-    return record is not None and (not run.gradients or bool(record.get("gradients")))
+    return record is not None and (not run.gradients or has_gradients(record))
+
+
+def has_gradients(record: Mapping[str, Any]) -> bool:
+    """Whether the gradients of figure 2 are recorded, and all that it is drawn from."""
+    ranks = record.get("gradients")
+    return bool(ranks) and set(GRADIENTS) <= ranks[0].keys()
 
 
 def has_baselines(study: Study, run: PlannedRun) -> bool:

@@ -20,7 +20,7 @@ from typing import Any
 from psm.data.locking import locked
 from psm.errors import Diverged, UserError
 from psm.experiments.plan import BASELINES, PlannedRun
-from psm.experiments.results import Study, read_record, write_record
+from psm.experiments.results import Study, has_gradients, read_record, write_record
 from psm.run import Run, read_lines
 
 
@@ -100,7 +100,7 @@ def _score(study: Study, job: Job) -> None:
             of = [score for score in scores if score["of"] in BASELINES]
             write_record(baselines, about | shown | {"scores": of})
         record = about | {"scores": [score for score in scores if score["of"] not in BASELINES]}
-    if run.gradients and not record.get("gradients"):
+    if run.gradients and not has_gradients(record):
         record["gradients"] = _gradients(study, run)
     write_record(path, record)
 
