@@ -19,6 +19,7 @@ from psm.methods import compose
 from psm.networks import encoder, predictor, prefers_channels_last, projector
 from psm.topology import Topology
 from psm.training import step_loss
+from turns import in_turns, keep, shown, spread
 
 SIZE, WIDTH = 32, 128
 
@@ -26,9 +27,9 @@ SIZE, WIDTH = 32, 128
 class Contender:
     """One method with its networks, bank and optimiser."""
 
-    def __init__(self, method: str, name: str, stem: str, batch: int):
+    def __init__(self, method: str, name: str, stem: str, batch: int, chunk: int | None = None):
         torch.manual_seed(0)
-        self.composition, self.batch = compose(method), batch
+        self.composition, self.batch, self.chunk = compose(method), batch, chunk
         backbone = encoder(name, stem, SIZE)
         topology = self.composition.topology
         head = predictor(WIDTH) if topology.predictor else None
@@ -49,7 +50,7 @@ class Contender:
         draws = self.views.draw(self.batch, torch.Generator().manual_seed(0))
         views = self.views.apply(self.pictures, draws, channels_last=prefers_channels_last("cpu"))
         ids = torch.arange(self.batch) + 10**6
-        loss, _, latest = step_loss(self.networks, views, ids, self.composition, self.bank, None)
+        loss, _, latest = step_loss(self.networks, views, ids, self.composition, self.bank, None, self.chunk)
         self.optimiser.zero_grad()
         loss.backward()
         self.optimiser.step()
@@ -71,17 +72,18 @@ def main() -> None:
     options = parser.parse_args()
     names = ["byol", *options.methods]
     contenders = {name: Contender(name, options.encoder, options.stem, options.batch) for name in names}
-    for contender in contenders.values():
-        contender.step()
-    turns = [{name: contender.step() for name, contender in contenders.items()} for _ in range(options.turns)]
+    steps = in_turns({name: contender.step for name, contender in contenders.items()}, options.turns)
     print(f"{options.encoder}, {options.stem} stem, batch {options.batch}, {torch.get_num_threads()} threads")
-    print(f"{'method':8} {'ms a step':>10}  {'times BYOL: median (least - most)':>34}  {'target and bank':>16}")
+    line = "{:8} {:>10} {:>26} {:>16}".format
+    print(line("method", "ms a step", "times BYOL", "target and bank"))
+    rows = {}
     for name in names:
-        milliseconds = statistics.median(turn[name][0] for turn in turns) * 1e3
-        ratios = [turn[name][0] / turn["byol"][0] for turn in turns]
-        share = statistics.median(turn[name][1] / turn[name][0] for turn in turns)
-        spread = f"{statistics.median(ratios):.3f} ({min(ratios):.3f} - {max(ratios):.3f})"
-        print(f"{name:8} {milliseconds:>10.0f}  {spread:>34}  {share:>15.2%}")
+        ratios = spread([own[0] / byol[0] for own, byol in zip(steps[name], steps["byol"], strict=True)])
+        share = statistics.median(updates / whole for whole, updates in steps[name])
+        milliseconds = 1e3 * statistics.median(whole for whole, _ in steps[name])
+        rows[name] = {"ms": milliseconds, "times byol": ratios, "target and bank": share}
+        print(line(name, f"{milliseconds:.0f}", shown(ratios, 3), f"{share:.2%}"))
+    keep(f"mining-{options.encoder}", rows)
 
 
 if __name__ == "__main__":

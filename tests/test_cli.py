@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from psm import settings
-from psm.config import DataConfig, EvaluateConfig, MethodsConfig, PretrainConfig
+from psm.config import DataConfig, EvaluateConfig, InspectConfig, MethodsConfig, PretrainConfig
 
 
 def psm(*arguments, **more):
@@ -28,7 +28,13 @@ def test_help_does_not_import_torch():
 
 @pytest.mark.parametrize(
     ("command", "schema"),
-    [("pretrain", PretrainConfig), ("evaluate", EvaluateConfig), ("data", DataConfig), ("methods", MethodsConfig)],
+    [
+        ("pretrain", PretrainConfig),
+        ("evaluate", EvaluateConfig),
+        ("inspect", InspectConfig),
+        ("data", DataConfig),
+        ("methods", MethodsConfig),
+    ],
 )
 def test_help_lists_every_key(command, schema):
     text = psm(command, "--help").stdout
@@ -52,6 +58,9 @@ def test_help_lists_every_key(command, schema):
         (["pretrain", "out=OUT", "positives.weighting=V7"], "V0, V1, V2, V3, V4"),
         (["evaluate"], "checkpoint= is missing"),
         (["evaluate", "checkpoint=OUT"], "does not exist"),
+        (["inspect", "OUT"], "does not exist"),
+        (["inspect", "run=OUT"], "does not exist"),
+        (["inspect"], "run= is missing"),
         (["pretrian"], "did you mean 'pretrain'?"),
         (["methods", "method=pms"], "did you mean 'psm'?"),
         (["data", "data=OUT"], "OUT"),
@@ -132,3 +141,12 @@ def test_a_folder_of_unlabelled_pictures_trains(tmp_path):
     scored = psm("evaluate", f"checkpoint={out}", "progress=false")
     assert scored.returncode == 2
     assert "no labels" in scored.stderr
+    moved = pictures.rename(tmp_path / "moved")
+    gone = psm("inspect", out)
+    assert gone.returncode == 2
+    assert str(pictures) in gone.stderr
+    assert not (out / "inspect.html").exists()
+    inspected = psm("inspect", out, f"data={moved}")
+    assert inspected.returncode == 0, inspected.stderr
+    assert "save.snapshots" in inspected.stdout
+    assert (out / "inspect.html").exists()

@@ -30,13 +30,20 @@ def test_mined_samples(run, data):
     for query in found:
         assert len(query.positives) == 3
         assert sum(sample.share for sample in query.positives) == pytest.approx(1, abs=1e-5)
-        assert query.picture not in [sample.picture for sample in (*query.positives, *query.negatives)]
+        assert query.picture not in [sample.picture for sample in query.positives]
         similarities = [sample.similarity for sample in query.negatives]
         assert similarities == sorted(similarities, reverse=True)
         for sample in (*query.positives, *query.negatives):
             same = data.train.labels[query.picture] == data.train.labels[sample.picture]
             assert sample.same_class == bool(same)
             assert 0 <= sample.share <= 1
+
+
+def test_page_of_a_method_that_mines_nothing(tmp_path, small):
+    result = psm.pretrain(tmp_path / "run", **small | {"method": "byol", "epochs": 1})
+    page = write_page(result.out, result.data).read_text()
+    assert "<svg" in page
+    assert "What was mined" not in page
 
 
 def test_page_without_labels_and_without_pictures(run, data):

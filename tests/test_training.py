@@ -309,6 +309,8 @@ def test_damaged_metrics_do_not_keep_a_run_from_resuming(tmp_path, small):
         {"loss": {"temperature": math.nan}},
         {"save": {"every_steps": 0}},
         {"bank": {"size": 10**13}},
+        {"chunk_size": 1},
+        {"compile": "nonsense"},
         {"trainer": {"max_steps": 0}},
         {"encoder": nn.Linear},
         {"out": None},
@@ -581,6 +583,19 @@ def test_views_do_not_depend_on_how_the_batch_is_shared():
     whole = views.apply(pictures, draws)
     parts = [views.apply(pictures[s], draws[s]) for s in (slice(0, 4), slice(4, 8))]
     assert torch.allclose(whole, torch.cat(parts, 1), atol=1e-5)
+
+
+@pytest.mark.parametrize("keys", [{"chunk_size": 8}, {"compile": "aot_eager"}, {"chunk_size": 12, "compile": "eager"}])
+def test_chunks_and_compilers_train_and_leave_plain_weights(tmp_path, small, keys):
+    """A run in chunks or compiled ends with weights of the same names, near those of a plain run where it should."""
+    plain = psm.pretrain(tmp_path / "plain", **small)
+    other = psm.pretrain(tmp_path / "other", **small, **keys)
+    assert other.config.chunk_size == keys.get("chunk_size")
+    left, right = (run.encoder.state_dict() for run in (plain, other))
+    assert left.keys() == right.keys()
+    assert psm.load_encoder(tmp_path / "other").state_dict().keys() == left.keys()
+    if "chunk_size" not in keys:  # batch norm over a chunk is another batch norm
+        assert other.metrics[0]["loss"] == pytest.approx(plain.metrics[0]["loss"], rel=1e-3)
 
 
 def test_a_run_begun_before_a_key_existed_can_be_resumed(tmp_path, small):

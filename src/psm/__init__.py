@@ -4,13 +4,19 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from psm.export import load_encoder
+    from psm.inspector import inspect
     from psm.pretraining import pretrain
     from psm.scoring import evaluate
 
-__all__ = ["evaluate", "load_encoder", "pretrain"]
+__all__ = ["evaluate", "inspect", "load_encoder", "pretrain"]
 
 # Imported when first used: `psm --help` answers without torch.
-_HOMES = {"pretrain": "psm.pretraining", "evaluate": "psm.scoring", "load_encoder": "psm.export"}
+_HOMES = {
+    "pretrain": "psm.pretraining",
+    "evaluate": "psm.scoring",
+    "inspect": "psm.inspector",
+    "load_encoder": "psm.export",
+}
 
 
 def __getattr__(name: str) -> Any:

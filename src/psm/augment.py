@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from psm.config import ViewsConfig
+from psm.devices import to_device, without_autocast
 from psm.errors import UserError
 
 CPU_PIXELS = 2**18  # of views made at a time on a CPU: what its cache holds; a third faster from 64 pixels up
@@ -68,9 +69,6 @@ class Draws:
     def __getitem__(self, pictures: slice | Tensor) -> "Draws":
         return self._each(lambda numbers: numbers[:, pictures])
 
-    def to(self, device: torch.device | str, non_blocking: bool = False) -> "Draws":
-        return self._each(lambda numbers: numbers.to(device, non_blocking=non_blocking))
-
     def views(self) -> list["Draws"]:
         """The draws of each view alone, (B,) each."""
         return [self._each(lambda numbers, view=view: numbers[view]) for view in range(len(self.flip))]
@@ -109,16 +107,26 @@ class Views:
             )
 
     @in_single_precision
-    def draw(self, count: int, generator: torch.Generator, views: int = 2) -> Draws:
-        """Every random number of ``views`` views of ``count`` pictures, on the CPU.
+    def draw(
+        self,
+        count: int,
+        generator: torch.Generator,
+        views: int = 2,
+        share: slice = slice(None),
+        device: torch.device | str = "cpu",
+    ) -> Draws:
+        """Every random number of ``views`` views of ``count`` pictures, drawn on the CPU: the same for every device.
 
-        As many numbers are drawn whatever the configuration, so that one setting changed leaves the other draws alone.
+        ``share`` takes those of some of the pictures, so that processes that share a batch share its draws. They go to
+        the ``device`` in one copy that waits for nothing. As many numbers are drawn whatever the configuration, so
+        that one setting changed leaves the other draws alone.
         """
         config = self.config
-        uniform = torch.rand(views, count, 2 * TRIES + 12, generator=generator)
+        uniform = torch.rand(views, count, 2 * TRIES + 12, generator=generator)[:, share]
+        uniform = to_device(uniform, torch.device(device))
         area, log_ratio, place, coins, amounts = uniform.split([TRIES, TRIES, 2, 5, 5], dim=-1)
-        chances = torch.tensor([config.flip, config.jitter, config.grayscale, config.blur, config.solarise])
-        flip, jitter, grayscale, blur, solarise = (coins < chances).unbind(-1)
+        chances = (config.flip, config.jitter, config.grayscale, config.blur, config.solarise)
+        flip, jitter, grayscale, blur, solarise = (coins < constant(chances, uniform.device)).unbind(-1)
         brightness, contrast, saturation, turn, sigma = amounts.unbind(-1)
 
         def factor(amount: Tensor, strength: float) -> Tensor:
@@ -156,7 +164,7 @@ class Views:
         else:
             views = pictures.new_empty(shape, dtype=torch.float32)
         share = max(1, CPU_PIXELS // self.size**2) if pictures.device.type == "cpu" else max(1, len(pictures))
-        with torch.autocast(pictures.device.type, enabled=False):
+        with without_autocast(pictures.device):
             for first in range(0, len(pictures), share):
                 part = slice(first, first + share)
                 pixels = pictures[part].float().div_(255)
@@ -169,7 +177,7 @@ class Views:
     def plain(self, pictures: Tensor) -> Tensor:
         """The pictures as they are, (B, 3, size, size): resized where their size differs, and normalised."""
         check_pictures(pictures)
-        with torch.autocast(pictures.device.type, enabled=False):
+        with without_autocast(pictures.device):
             pixels = pictures.float().div_(255)
             if pixels.shape[2:] != (self.size, self.size):
                 pixels = functional.interpolate(pixels, (self.size, self.size), mode="bilinear", antialias=True)

@@ -23,24 +23,28 @@ class Mined(NamedTuple):
 class Bank(nn.Module):
     """Holds ``size`` rows; query it, then push: nothing of a batch is in the bank while that batch is mined.
 
-    Pointer and fill are tensors, so that neither a push nor a search waits for the device. Everything is part of the
-    state dict.
+    Where the next row goes and how many are filled are plain numbers that follow from what was pushed, so that neither
+    a push nor a search waits for the device. Everything is part of the state dict.
     """
 
     rows: Tensor
     ids: Tensor
-    pointer: Tensor
-    fill: Tensor
 
     def __init__(self, size: int, width: int):
         super().__init__()
         if size < 1:
             raise ValueError(f"a bank needs at least one row, not {size}")
         self.size = size
+        self.pointer = 0
+        self.fill = 0
         self.register_buffer("rows", torch.zeros(size, width))
         self.register_buffer("ids", torch.full((size,), -1, dtype=torch.long))
-        self.register_buffer("pointer", torch.zeros((), dtype=torch.long))
-        self.register_buffer("fill", torch.zeros((), dtype=torch.long))
+
+    def get_extra_state(self) -> Tensor:
+        return torch.tensor([self.pointer, self.fill])
+
+    def set_extra_state(self, state: Tensor) -> None:
+        self.pointer, self.fill = state.tolist()
 
     def _apply(self, function: Callable, recurse: bool = True) -> "Bank":
         """Rows stay in single precision at least in a network of half precision."""
@@ -54,17 +58,16 @@ class Bank(nn.Module):
         """Enqueue rows (N, D), normalised on entry, with the ids (N,) of their pictures; the oldest rows give way."""
         dropped = max(0, len(rows) - self.size)
         rows, ids = normalize(rows[dropped:].to(self.rows.dtype), dim=1), ids[dropped:]
-        places = (self.pointer + dropped + torch.arange(len(rows), device=self.rows.device)) % self.size
+        places = (torch.arange(len(rows), device=self.rows.device) + self.pointer + dropped) % self.size
         self.rows.index_copy_(0, places, rows)
         self.ids.index_copy_(0, places, ids.to(self.ids.dtype))
-        self.pointer.add_(dropped + len(rows)).remainder_(self.size)
-        self.fill.add_(dropped + len(rows)).clamp_(max=self.size)
+        self.pointer = (self.pointer + dropped + len(rows)) % self.size
+        self.fill = min(self.fill + dropped + len(rows), self.size)
 
-    @torch.no_grad()
-    def usable(self, own: Tensor | None = None, rows: slice = slice(None)) -> Tensor:
-        """Which rows may be used: the filled ones, (M,), or given the queries' own ids (N,), per query (N, M)."""
-        filled = torch.arange(self.size, device=self.rows.device)[rows] < self.fill
-        return filled if own is None else filled & (self.ids[rows] != own[:, None])
+    @property
+    def filled(self) -> tuple[Tensor, Tensor]:
+        """The rows in use (M, D) and their ids (M,)."""
+        return self.rows[: self.fill], self.ids[: self.fill]
 
     @torch.no_grad()
     def nearest(self, vectors: Tensor, k: int, own: Tensor | None = None) -> Mined:
@@ -77,14 +80,13 @@ class Bank(nn.Module):
         count = len(vectors)
         best = vectors.new_full((count, k), -torch.inf)
         places = torch.zeros((count, k), dtype=torch.long, device=vectors.device)
-        step = max(BLOCK, SEARCH_ELEMENTS // max(count, 1))
-        for start in range(0, self.size if k else 0, step):
-            rows = slice(start, min(start + step, self.size))
-            # Unfilled rows fall out within the product; only own pictures need a pass over all similarities.
-            unfilled = vectors.new_zeros(rows.stop - start).masked_fill_(~self.usable(rows=rows), -torch.inf)
-            similarity = torch.addmm(unfilled, vectors, self.rows[rows].T)
+        rows, ids = self.filled
+        step = max(BLOCK, SEARCH_ELEMENTS // max(count, 1) // BLOCK * BLOCK)
+        for start in range(0, self.fill if k else 0, step):
+            part = slice(start, start + step)
+            similarity = vectors @ rows[part].T
             if own is not None:
-                similarity.masked_fill_(self.ids[rows] == own[:, None], -torch.inf)
+                mark_own(similarity, ids[part], own, -torch.inf)
             values, where = _largest(similarity, min(k, similarity.shape[1]))
             values, where = torch.cat([best, values], 1), torch.cat([places, where + start], 1)
             best, order = values.topk(k, dim=1)
@@ -97,6 +99,22 @@ class Bank(nn.Module):
             ids=self.ids[places].masked_fill(~kept, -1),
             found=found,
         )
+
+
+def mark_own(pairs: Tensor, ids: Tensor, own: Tensor, value: float | bool) -> Tensor:
+    """Set, in a matrix (N, M) of queries and rows, the pairs of one picture to a value: where ``ids`` meet ``own``.
+
+    On a CPU only the few columns with an id of the batch are touched: comparing all pairs takes longer there than the
+    search itself. Elsewhere that would wait for the device, and comparing is cheap.
+    """
+    if pairs.device.type != "cpu" or not len(own):
+        return pairs.masked_fill_(ids == own[:, None], value)
+    ordered = own.sort().values
+    place = torch.searchsorted(ordered, ids).clamp(max=len(ordered) - 1)
+    columns = (ordered[place] == ids).nonzero()[:, 0]
+    row, column = (ids[columns] == own[:, None]).nonzero(as_tuple=True)
+    pairs[row, columns[column]] = value
+    return pairs
 
 
 def _largest(values: Tensor, k: int) -> tuple[Tensor, Tensor]:

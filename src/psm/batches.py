@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from psm.data import Pictures
+from psm.devices import held_pictures, to_device
 from psm.randomness import generator
 
 
@@ -27,8 +28,9 @@ def share(batch_size: int, rank: int, world: int) -> slice:
 class Batches:
     """Full batches of a shuffled epoch, starting wherever ``step()`` says that training stands.
 
-    The batch size is global and a process takes its slice, so the order does not depend on how many share it. An
-    epoch leaves out the pictures that do not fill its last batch, other ones each time.
+    Pictures that fit on the device are held there. The batch size is global and a process takes its slice, so the
+    order does not depend on how many share it. An epoch leaves out the pictures that do not fill its last batch, other
+    ones each time.
     """
 
     def __init__(
@@ -39,13 +41,14 @@ class Batches:
         step: Callable[[], int] = lambda: 0,
         rank: int = 0,
         world: int = 1,
-        pin: bool = False,
+        device: torch.device | str = "cpu",
     ):
         if batch_size % world:
             raise ValueError(f"a global batch of {batch_size} cannot be shared out evenly over {world} processes")
         self.pictures, self.batch_size, self.seed = pictures, batch_size, seed
-        self.step, self.pin = step, pin
+        self.step, self.device = step, torch.device(device)
         self.mine = share(batch_size, rank, world)
+        self.held = held_pictures(pictures, self.device)
 
     def __len__(self) -> int:
         return len(self.pictures) // self.batch_size
@@ -54,11 +57,19 @@ class Batches:
         step = self.step()
         epoch, offset = divmod(step, len(self))
         order = torch.randperm(len(self.pictures), generator=generator(self.seed, "order", epoch))
+        if self.held is not None:
+            order = to_device(order, self.device)
         for index in range(offset, len(self)):
             ids = order[index * self.batch_size : (index + 1) * self.batch_size][self.mine]
-            pictures = self.pictures.take(ids)
-            yield Batch(step, ids, pictures.pin_memory() if self.pin else pictures)
+            yield Batch(step, *self._take(ids))
             step += 1
+
+    def _take(self, ids: Tensor) -> tuple[Tensor, Tensor]:
+        """Ids and pictures on the device, or pinned for the copy to it."""
+        if self.held is not None:
+            return ids, self.held.index_select(0, ids)
+        pictures = self.pictures.take(ids)
+        return (ids.pin_memory(), pictures.pin_memory()) if self.device.type == "cuda" else (ids, pictures)
 
     def state_dict(self) -> dict:
         """Nothing: where an iteration starts follows from the step alone. Tells Lightning that it may resume midway."""

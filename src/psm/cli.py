@@ -7,13 +7,14 @@ import sys
 from collections.abc import Callable, Sequence
 
 from psm import settings
-from psm.config import DataConfig, EvaluateConfig, ExperimentConfig, MethodsConfig, PretrainConfig
+from psm.config import DataConfig, EvaluateConfig, ExperimentConfig, InspectConfig, MethodsConfig, PretrainConfig
 from psm.errors import Diverged, UserError, did_you_mean
 
 USAGE = """psm: learn image encoders from unlabelled pictures by contrastive learning with mined samples
 
   psm pretrain out=runs/a data=cifar10 method=psm epochs=200
   psm evaluate checkpoint=runs/a
+  psm inspect runs/a
   psm methods [method=psm]
   psm data [data=cifar10]
   psm experiment run table1 preset=laptop out=study
@@ -50,6 +51,19 @@ def evaluate(arguments: Sequence[str]) -> None:
         print(f"page: {write_page(evaluation.run, evaluation.training_data)}")
 
 
+def inspect(arguments: Sequence[str]) -> None:
+    first, *rest = arguments or [""]
+    named = bool(first) and "=" not in first and not first.startswith("-")  # `psm inspect runs/a` is how it is said
+    wishes = settings.parse([f"run={first}", *rest] if named else arguments, InspectConfig)
+    settings.build(InspectConfig, *wishes)
+    from psm.inspector import run_inspection
+
+    inspection = run_inspection(*wishes)
+    print(f"page: {inspection.page} ({inspection.page.stat().st_size / 1e6:.1f} MB)")
+    for sentence in inspection.remarks:
+        print(sentence)
+
+
 def methods(arguments: Sequence[str]) -> None:
     config = settings.build(MethodsConfig, *settings.parse(arguments, MethodsConfig))
     from psm.tables import method_table, methods_table
@@ -75,6 +89,7 @@ def experiment(arguments: Sequence[str]) -> int:
 COMMANDS: dict[str, tuple[Callable[[Sequence[str]], int | None], type]] = {
     "pretrain": (pretrain, PretrainConfig),
     "evaluate": (evaluate, EvaluateConfig),
+    "inspect": (inspect, InspectConfig),
     "methods": (methods, MethodsConfig),
     "data": (data, DataConfig),
     "experiment": (experiment, ExperimentConfig),

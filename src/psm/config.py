@@ -176,6 +176,10 @@ class PretrainConfig:
     strategy: str = key("auto", "Lightning's: auto, ddp, ddp_spawn, ...")
     precision: str = key("32-true", "Lightning's: 32-true, bf16-mixed, 16-mixed, ...")
     join_batch_norm: bool = key(True, "batch norm over all devices' pictures, so that their number changes nothing")
+    chunk_size: int | None = key(
+        None, "pictures that go through the networks at a time on a device, for batches too large for its memory"
+    )
+    compile: str | None = key(None, "compile the networks with this backend of torch.compile, for example inductor")
     channels_last: bool | None = key(None, "memory layout of convolutions; none: where it was measured to be faster")
     loggers: list[str] = key(
         [], "beside metrics.jsonl: any of tensorboard, csv, wandb, mlflow, module.Class; written [csv,wandb]"
@@ -233,6 +237,22 @@ class EvaluateConfig:
     pictures: PicturesConfig = key(PicturesConfig, "")
     knn: KnnConfig = key(KnnConfig, "")
     linear: LinearConfig = key(LinearConfig, "")
+
+
+@dataclass
+class InspectConfig:
+    """psm inspect: a page that shows what a run mined, query by query and epoch by epoch."""
+
+    run: str = key("", "run folder to look into (needed; may stand alone: psm inspect runs/a)")
+    data: str | None = key(None, "where the run's pictures are now, if they have moved; none: where they were")
+    out: str | None = key(None, "page to write; none: inspect.html in the run folder, replaced if it is there")
+    overwrite: bool = key(False, "replace the page that out names")
+    queries: int = key(300, "pictures to mine for, drawn evenly over classes where labels exist")
+    negatives: int = key(48, "negatives shown of a query: half of them its hardest, half spread over the others")
+    others: int = key(512, "pictures that stand for the rest of a batch, where negatives come from the batch")
+    seed: int = key(0, "decides which pictures are queries and which the others")
+    progress: bool = key(True, "show a progress bar")
+    pictures: PicturesConfig = key(PicturesConfig, "")
 
 
 @dataclass

@@ -8,9 +8,10 @@ from torch import Tensor
 from psm import masses
 from psm.bank import Bank
 from psm.methods import Composition
-from psm.negatives import Negatives, mine_negatives, mixed, of_other_images, of_the_bank
+from psm.negatives import mine_negatives, mixed, of_other_images, of_the_bank
 from psm.objectives import contrastive, regression, variance_covariance
 from psm.positives import Positives, key_alone, nearest, soft_neighbours
+from psm.slices import sum_over_anchors
 from psm.topology import Embeddings, Pair, pairs
 
 
@@ -74,7 +75,7 @@ def contrast(
         facts["chance"] = sum(weight * outcome.facts["chance"] for weight, outcome in parts)
         facts["negatives_kept"] = torch.stack([outcome.facts["negatives_kept"] for _, outcome in parts]).mean()
     if composition.needs_bank and bank is not None:
-        facts["bank_fill"] = bank.fill.float() / bank.size
+        facts["bank_fill"] = torch.full((), bank.fill / bank.size, dtype=torch.float32, device=total.device)
     return Outcome(total, facts)
 
 
@@ -106,50 +107,49 @@ def _term(
 ) -> Outcome:
     """One term: each anchor is pulled to its positives and pushed from the negatives of that source."""
     # The softmax runs over keys for each query; in NNCLR over the queries for each positive.
-    anchor, pulled = pair.query, positives.vectors
+    anchors, pulled = pair.query, positives.vectors
     if source == "queries":
-        anchor, pulled = pulled[:, 0], pair.query[:, None]
-    similarity = torch.einsum("nd,npd->np", anchor, pulled)
+        anchors, pulled = pulled[:, 0], pair.query[:, None]
     if composition.loss.objective == "regression":
+        similarity = torch.einsum("nd,npd->np", anchors, pulled)
         return Outcome(regression(similarity, positives.weights, positives.present).mean(), {})
-    negatives = _negatives(pair, positives, anchor, source, composition, bank, own, generator)
-    keep, mining, temperature = negatives.allowed, composition.negatives, composition.loss.temperature
-    if mining.pnsm:
-        keep = keep & mine_negatives(negatives.similarity.detach(), similarity[:, 0].detach(), mining.a, generator)
-    logits = similarity / temperature
-    log_mass = _log_mass(negatives.similarity / temperature, keep, logits[:, 0], composition)
-    losses = contrastive(logits, positives.weights, positives.present, log_mass)
-    with torch.no_grad():
-        candidates_left = (positives.present.sum(1) + keep.sum(1)).to(losses.dtype)
-        chance = (positives.weights.sum(1) * candidates_left.log()).mean()
-        kept = keep.sum() / negatives.allowed.sum().clamp(min=1)
-    return Outcome(losses.mean(), {"chance": chance, "negatives_kept": kept})
+    mining, temperature = composition.negatives, composition.loss.temperature
+    candidates, present = _candidates(pair, positives, source)
+
+    def share(part: slice, anchor: Tensor, pulled: Tensor, *candidates: Tensor) -> tuple[Tensor, Tensor]:
+        """Of some of the anchors: the sum of their losses, and what the facts are made of."""
+        similarity = torch.einsum("nd,npd->np", anchor, pulled)
+        if source == "bank":
+            negatives = of_the_bank(anchor, bank, None if own is None else own[part])
+            if mining.mixed + mining.mixed_query:
+                negatives = mixed(anchor, bank, negatives, mining.hardest, mining.mixed, mining.mixed_query, generator)
+        else:
+            negatives = of_other_images(anchor, *candidates, present, part.start)
+        keep = negatives.allowed
+        if mining.pnsm:
+            keep = keep & mine_negatives(negatives.similarity.detach(), similarity[:, 0].detach(), mining.a, generator)
+        logits, weights, there = similarity / temperature, positives.weights[part], positives.present[part]
+        log_mass = _log_mass(negatives.similarity / temperature, keep, logits[:, 0], composition)
+        with torch.no_grad():
+            kept = keep.sum(1)
+            chance = weights.sum(1) * (there.sum(1) + kept).to(weights.dtype).log()
+            told = torch.stack([chance.sum(), kept.sum(), negatives.allowed.sum()])
+        return contrastive(logits, weights, there, log_mass).sum(), told
+
+    columns = bank.fill if source == "bank" else candidates.shape[0] * candidates.shape[1]
+    total, told = sum_over_anchors(share, columns, (anchors, pulled), () if source == "bank" else (candidates,))
+    chance, kept, allowed = told / len(anchors)
+    return Outcome(total / len(anchors), {"chance": chance, "negatives_kept": kept / allowed.clamp(min=1)})
 
 
-def _negatives(
-    pair: Pair,
-    positives: Positives,
-    anchor: Tensor,
-    source: str,
-    composition: Composition,
-    bank: Bank | None,
-    own: Tensor | None,
-    generator: torch.Generator | None,
-) -> Negatives:
+def _candidates(pair: Pair, positives: Positives, source: str) -> tuple[Tensor, Tensor] | tuple[None, None]:
+    """What each image of the batch offers the others as negatives, (N, C, D), and which of it exists, (N, C)."""
     if source == "bank":
-        negatives = of_the_bank(anchor, bank, own)
-        mining = composition.negatives
-        if not mining.mixed + mining.mixed_query:
-            return negatives
-        return mixed(anchor, bank, negatives, mining.hardest, mining.mixed, mining.mixed_query, generator)
-    candidates, present = {
-        "views": lambda: (torch.stack([pair.key, pair.other], 1), None),
-        "positives": lambda: (positives.vectors, positives.present),
-        "queries": lambda: (pair.query[:, None], None),
-    }[source]()
-    count, each = candidates.shape[:2]
-    similarity = (anchor @ candidates.flatten(0, 1).T).unflatten(1, (count, each))
-    return of_other_images(similarity, positives.present.new_ones(count, each) if present is None else present)
+        return None, None
+    if source == "positives":
+        return positives.vectors, positives.present
+    candidates = pair.query[:, None] if source == "queries" else torch.stack([pair.key, pair.other], 1)
+    return candidates, torch.ones(candidates.shape[:2], dtype=torch.bool, device=candidates.device)
 
 
 def _log_mass(logits: Tensor, keep: Tensor, positive: Tensor, composition: Composition) -> Tensor:

@@ -9,6 +9,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from psm.devices import without_autocast
+
 log = logging.getLogger("psm")
 
 
@@ -67,7 +69,7 @@ class JoinedBatchNorm(nn.modules.batchnorm._BatchNorm):
         axes = [axis for axis in range(input.dim()) if axis != 1]
         shape = [1, -1] + [1] * (input.dim() - 2)
         count = world() * input.numel() / input.shape[1]
-        with torch.autocast(input.device.type, enabled=False):
+        with without_autocast(input.device):
             values = input.to(torch.promote_types(input.dtype, torch.float32))
             mean = _Sum.apply(values.sum(axes)) / count
             centred = values - mean.view(shape)

@@ -8,14 +8,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from psm import settings
-from psm.assembly import build_networks, composition_of
 from psm.augment import Views
 from psm.bank import Bank
-from psm.checkpoints import read_checkpoint
-from psm.config import PretrainConfig
 from psm.data import DataSet
+from psm.diagnostics import read_moment
 from psm.errors import UserError
+from psm.negatives import of_the_bank
 from psm.randomness import generator
 
 RANKS = 200  # as in figure 2
@@ -64,8 +62,8 @@ def negative_gradients(
     negative is a positive; dL/ds is then s (appendix B). Under InfoNCE it is softmax(s / t) / t. The gradient of s with
     respect to a query of unit length, before it is normalised, has the length sqrt(1 - s^2) in both.
     """
-    usable = bank.usable(own) if own is not None else bank.usable().expand(len(query), -1)
-    similarity = (query @ bank.rows.T).masked_fill(~usable, -torch.inf)
+    negatives = of_the_bank(query, bank, own)
+    similarity = negatives.similarity.masked_fill(~negatives.allowed, -torch.inf)
     positive = (query * key).sum(1, keepdim=True)
     log_mass = torch.logsumexp(torch.cat([positive, similarity], 1) / temperature, 1, keepdim=True)
     nearest, places = similarity.topk(ranks, dim=1)
@@ -88,20 +86,13 @@ def gradient_ranks(
     The queries are spread evenly over the training pictures. Where the run lets a query meet its own picture in the
     bank (MoCo v2 does), it does so here.
     """
-    content = read_checkpoint(checkpoint)
-    config = settings.build(PretrainConfig, content["psm"]["config"])
-    composition = composition_of(config)
-    if not composition.needs_bank:
+    moment = read_moment(Path(checkpoint))
+    config, composition, networks, bank = moment.config, moment.composition, moment.networks, moment.bank
+    if bank is None:
         raise UserError(f"{checkpoint} has no bank to rank negatives of: give a run of mocov2, for example.")
-    loading, state = content["psm"]["loading"], content["state_dict"]
-    networks = build_networks(config, loading["size"])
-    networks.load_state_dict(_part(state, "networks."))
-    networks.eval()
-    bank = Bank(composition.bank.size, config.heads.out)
-    bank.load_state_dict(_part(state, "bank."))
     # No rank may be empty for any query: one that may not meet its own picture has as many rows fewer.
-    ranks = max(1, min(ranks, int(bank.fill) if composition.bank.own else int(bank.fill) // 2))
-    views = Views(config.views, data.size, loading["mean"], loading["std"])
+    ranks = max(1, min(ranks, bank.fill if composition.bank.own else bank.fill // 2))
+    views = Views(config.views, data.size, moment.views.mean, moment.views.std)
     chosen = torch.linspace(0, len(data.train) - 1, min(queries, len(data.train))).long()
     parts = []
     for number, ids in enumerate(chosen.split(batch)):
@@ -141,7 +132,3 @@ def by_rank(found: NegativeGradients, queries: Tensor, labels: Tensor | None) ->
         )
         for rank in range(found.similarity.shape[1])
     ]
-
-
-def _part(state: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    return {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}

@@ -159,6 +159,7 @@ def _check(config: PretrainConfig) -> None:
         ("monitor.test_pictures", config.monitor.test_pictures, 1),
         ("monitor.log_every", config.monitor.log_every, 1),
         ("num_nodes", config.num_nodes, 1),
+        ("chunk_size", 2 if config.chunk_size is None else config.chunk_size, 2),
         ("save.every_steps", 1 if config.save.every_steps is None else config.save.every_steps, 1),
         ("save.snapshots", 1 if config.save.snapshots is None else config.save.snapshots, 1),
         ("optim.lr", config.optim.lr, 0),
@@ -171,6 +172,9 @@ def _check(config: PretrainConfig) -> None:
             raise UserError(f"{name}={value} is too small: give {least} or more.")
     if config.optim.clip is not None and config.optim.clip <= 0:
         raise UserError(f"optim.clip={config.optim.clip} would stop all learning: give a number above 0, or none.")
+    if config.compile is not None and config.compile not in torch.compiler.list_backends(None):
+        known = ", ".join(torch.compiler.list_backends())
+        raise UserError(f"compile={config.compile} is no backend of torch.compile: give one of {known}, or none.")
     if config.optim.momentum >= 1:
         raise UserError(f"optim.momentum={config.optim.momentum} never forgets: give a number below 1.")
     if not 0 <= config.optim.warmup <= 1:
@@ -235,6 +239,8 @@ def _prepare(
         channels_last = networks.prefers_channels_last(trainer.strategy.root_device)
     if channels_last:
         nets = nets.to(memory_format=torch.channels_last)
+    if config.compile is not None:
+        nets.compile_parts(config.compile)
     loading = Loading(
         encoder=config.encoder,
         stem=nets.encoder.stem if isinstance(nets.encoder, networks.ResNet) else "auto",

@@ -36,6 +36,11 @@ class Run:
         return self.folder / "checkpoints" / f"epoch-{epoch:04d}.ckpt"
 
     @property
+    def snapshots(self) -> list[Path]:
+        """The copies of the checkpoint that were kept, earliest first."""
+        return sorted(self.checkpoint.parent.glob("epoch-*.ckpt"), key=lambda path: (len(path.name), path.name))
+
+    @property
     def encoder(self) -> Path:
         return self.folder / "encoder.safetensors"
 
@@ -58,6 +63,10 @@ class Run:
     @property
     def page(self) -> Path:
         return self.folder / "report.html"
+
+    @property
+    def inspection(self) -> Path:
+        return self.folder / "inspect.html"
 
     @property
     def marker(self) -> Path:
@@ -115,7 +124,7 @@ class Run:
         """Remove what an earlier run left, and nothing else. Without its configuration a run cannot be resumed, so
         that goes first: a kill midway leaves nothing that could be taken for a run."""
         own = (self.config, self.checkpoint.parent, self.metrics, self.encoder, self.loading, self.log, self.scores)
-        for path in (*own, self.page, self.unreadable, self.folder / "logs"):
+        for path in (*own, self.page, self.inspection, self.unreadable, self.folder / "logs"):
             shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink(missing_ok=True)
         self.clear_leftovers()
 

@@ -167,7 +167,9 @@ def _scores(
 
         def augmented(epoch: int) -> Tensor:
             draws = generator(config.seed, "linear views", epoch)
-            return features(data.train, lambda x: crops.apply(x, crops.draw(len(x), draws, views=1).to(x.device))[0])
+            return features(
+                data.train, lambda x: crops.apply(x, crops.draw(len(x), draws, views=1, device=x.device))[0]
+            )
 
         with bars(f"{of}: linear", config.linear.epochs) as advance:
             accuracy = linear(

@@ -1,12 +1,16 @@
 """How networks make (query, key) pairs: one network or an online one and its target, with or without a predictor."""
 
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from copy import deepcopy
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import normalize
+
+from psm.rerun import rerun
+from psm.small_maps import small_maps
 
 
 class Embeddings(NamedTuple):
@@ -43,18 +47,44 @@ class Topology(nn.Module):
         self.predictor = predictor
         copies = nn.Sequential(deepcopy(encoder), deepcopy(projector)).requires_grad_(False) if target else None
         self.target = copies
+        self.compiled = False
 
-    def forward(self, views: Tensor) -> tuple[Embeddings, Tensor]:
-        """The embeddings of the views (2, N, C, H, W), and the encoder's features (2N, F)."""
-        flat = views.flatten(0, 1)
-        features = self.encoder(flat)
-        projection = self.projector(features)
-        query = self.predict(projection)
-        with torch.no_grad():
-            key = self.target(flat) if self.target is not None else projection.detach()
-        if self.target is None and self.predictor is None:
-            key = projection
-        return Embeddings(*(x.unflatten(0, views.shape[:2]) for x in (projection, query, key))), features
+    def compile_parts(self, backend: str) -> None:
+        """Compile each network; how they are put together stays plain Python. State dicts do not change."""
+        for network in self.children():
+            network.compile(backend=backend)
+        self.compiled = True
+
+    def _faster(self, device: torch.device) -> AbstractContextManager:
+        """Convolutions by the way that is fastest on the device; a compiler has its own."""
+        return nullcontext() if self.compiled else small_maps(device)
+
+    def forward(self, views: Tensor, chunk: int | None = None) -> tuple[Embeddings, Tensor]:
+        """The embeddings of the views (2, N, C, H, W), and the encoder's features (2N, F).
+
+        With ``chunk`` so many pictures at a time run through the networks, and run through them again when their
+        gradient is needed, so that memory holds the maps of one chunk (gradient caching). Batch norm then sees a chunk.
+        """
+        parts = views.split(chunk or views.shape[1], dim=1)
+        each = [self._embed(part.flatten(0, 1), again=len(parts) > 1) for part in parts]
+        projection, query, key, features = (
+            torch.cat([x.unflatten(0, (len(views), -1)) for x in column], 1) for column in zip(*each, strict=True)
+        )
+        return Embeddings(projection, query, key), features.flatten(0, 1)
+
+    def _embed(self, views: Tensor, again: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Projection, query, key and features of views (B, C, H, W)."""
+        features, projection, query = rerun(self._online, self, views) if again else self._online(views)
+        if self.target is None:
+            return projection, query, projection if self.predictor is None else projection.detach(), features
+        with torch.no_grad(), self._faster(views.device):
+            return projection, query, self.target(views), features
+
+    def _online(self, views: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        with self._faster(views.device):
+            features = self.encoder(views)
+            projection = self.projector(features)
+            return features, projection, self.predict(projection)
 
     def predict(self, projection: Tensor) -> Tensor:
         """Queries from online projections."""
@@ -62,7 +92,8 @@ class Topology(nn.Module):
 
     def keys(self, pictures: Tensor) -> Tensor:
         """Keys of pictures (B, C, H, W)."""
-        return self.projector(self.encoder(pictures)) if self.target is None else self.target(pictures)
+        with self._faster(pictures.device):
+            return self.projector(self.encoder(pictures)) if self.target is None else self.target(pictures)
 
     @torch.no_grad()
     def follow(self, momentum: float) -> None:

@@ -14,6 +14,7 @@ from psm.batches import Batch, Batches, share
 from psm.config import PretrainConfig
 from psm.contrast import fact_names, loss_of
 from psm.data import Pictures
+from psm.devices import without_autocast
 from psm.distributed import gather, join_batch_norm
 from psm.export import Loading
 from psm.methods import Composition
@@ -21,7 +22,6 @@ from psm.purity import NAMES as PURITY
 from psm.purity import purity
 from psm.randomness import derived_seed, generator
 from psm.schedule import learning_rate
-from psm.small_maps import small_maps
 from psm.topology import Embeddings, Topology
 
 
@@ -72,16 +72,17 @@ def step_loss(
     composition: Composition,
     bank: Bank | None,
     draws: torch.Generator | None,
+    chunk: int | None = None,
 ) -> tuple[Tensor, dict[str, Tensor], Latest]:
     """The loss of the batch that all processes hold together, the mean over directions, from this one's views.
 
-    In at least single precision whatever the networks compute in.
+    In at least single precision whatever the networks compute in. With ``chunk`` so many pictures at a time go through
+    the networks.
     """
-    with small_maps(views.device):
-        embeddings, features = networks(views)
+    embeddings, features = networks(views, chunk)
     joined = Embeddings(*(gather(x, dim=1) for x in embeddings))
     ids = gather(ids)
-    with torch.autocast(views.device.type, enabled=False):
+    with without_autocast(views.device):
         loss, facts = loss_of(joined, composition, bank, ids, draws)
     return loss, facts, Latest(features.detach(), joined.projection.detach(), joined.key[1].detach(), ids)
 
@@ -113,10 +114,7 @@ class Pretraining(lightning.LightningModule):
         self.pictures = pictures
         self.latest: Latest | None = None
         # The bank is the same on all ranks by construction; DDP would broadcast it anew at every step.
-        self._ddp_params_and_buffers_to_ignore = [
-            *(f"bank.{name}" for name in ("rows", "ids", "pointer", "fill")),
-            "labels",
-        ]
+        self._ddp_params_and_buffers_to_ignore = ["bank.rows", "bank.ids", "labels"]
 
     @property
     def steps_per_epoch(self) -> int:
@@ -135,7 +133,7 @@ class Pretraining(lightning.LightningModule):
             step=lambda: trainer.global_step,
             rank=trainer.global_rank,
             world=trainer.world_size,
-            pin=trainer.strategy.root_device.type == "cuda",
+            device=trainer.strategy.root_device,
         )
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
@@ -168,11 +166,9 @@ class Pretraining(lightning.LightningModule):
     def two_views(self, batch: Batch) -> Tensor:
         """Views (2, B, 3, H, W). The draws are made for the global batch, so sharing it out changes no view."""
         size = self.config.batch_size
-        draws = self.views.draw(size, generator(self.config.seed, "views", batch.step))
-        mine = draws[share(size, self.trainer.global_rank, self.trainer.world_size)].to(
-            self.device, non_blocking=self.device.type == "cuda"
-        )
-        views = self.views.apply(batch.pictures, mine, channels_last=self.channels_last)
+        mine = share(size, self.trainer.global_rank, self.trainer.world_size)
+        draws = self.views.draw(size, generator(self.config.seed, "views", batch.step), share=mine, device=self.device)
+        views = self.views.apply(batch.pictures, draws, channels_last=self.channels_last)
         return views.to(self.dtype)
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
@@ -180,7 +176,7 @@ class Pretraining(lightning.LightningModule):
         torch.manual_seed(derived_seed(self.config.seed, "networks", batch.step, self.trainer.global_rank))
         draws = generator(self.config.seed, "negatives", batch.step, device=self.device)
         loss, facts, self.latest = step_loss(
-            self.networks, self.two_views(batch), batch.ids, self.composition, self.bank, draws
+            self.networks, self.two_views(batch), batch.ids, self.composition, self.bank, draws, self.config.chunk_size
         )
         if self.labels is not None:
             facts = facts | purity(self.bank, self.latest.keys, self.latest.ids, self.labels, self.composition.bank.own)

@@ -32,8 +32,9 @@ def write_page(folder: Path | str, data: DataSet | None = None) -> Path:
         data = data or load(config.data, config.pictures, progress=False)
         if run.checkpoint.exists() and config.encoder != "custom":
             chosen = torch.linspace(0, len(data.train) - 1, min(QUERIES, len(data.train))).long().unique()
-            queries = mined_samples(run.checkpoint, data, chosen)
-            pictures = _pictures(data, queries)
+            found = mined_samples(run.checkpoint, data, chosen)
+            queries = [query for query in found if query.positives or query.negatives]
+            pictures = _pictures(data, queries) if queries else {}
     except UserError as error:  # the page is worth having without pictures
         log.warning("the page has no pictures: %s", error)
     environment = Environment(loader=PackageLoader("psm", "report"), autoescape=select_autoescape(), trim_blocks=True)

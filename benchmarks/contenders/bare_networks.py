@@ -1,0 +1,42 @@
+"""The floor: forward and backward of encoder and heads (and the target's forward) on ready tensors, nothing else.
+
+python bare_networks.py METHOD ENCODER STEM BATCH THREADS
+"""
+
+import sys
+from pathlib import Path
+
+import torch
+
+from psm.methods import compose
+from psm.networks import encoder, predictor, prefers_channels_last, projector
+from psm.topology import Topology
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from turns import answer
+
+
+def main() -> None:
+    method, name, stem, batch, threads = sys.argv[1:]
+    torch.set_num_threads(int(threads))
+    topology = compose(method).topology
+    backbone = encoder(name, stem, 32)
+    networks = Topology(
+        backbone, projector(backbone.width), predictor() if topology.predictor else None, topology.target
+    )
+    views = torch.randn(2, int(batch), 3, 32, 32)
+    if prefers_channels_last("cpu"):
+        networks.to(memory_format=torch.channels_last)
+        views = views.flatten(0, 1).contiguous(memory_format=torch.channels_last).unflatten(0, (2, -1))
+
+    def step() -> None:
+        for parameter in networks.parameters():
+            parameter.grad = None
+        networks(views)[0].query.sum().backward()
+
+    step()
+    answer(step)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,64 @@
+"""psm's own training, as `psm pretrain` runs it: pictures from memory, Lightning's loop, metrics off the step.
+
+python psm_training.py METHOD ENCODER STEM BATCH THREADS
+"""
+
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import lightning
+import torch
+
+from psm import settings
+from psm.config import PretrainConfig
+from psm.data import DataSet, Pictures
+from psm.pretraining import _prepare, _settle
+from psm.run import Run
+
+PICTURES = 10240
+
+
+class Turns(lightning.Callback):
+    """Lets the loop run for as many steps as are asked for at a time."""
+
+    def __init__(self) -> None:
+        self.left, self.started = 0, 0.0
+
+    def on_train_start(self, trainer: lightning.Trainer, module: lightning.LightningModule) -> None:
+        self.wait()
+
+    def on_train_batch_end(self, trainer: lightning.Trainer, *_: object) -> None:
+        self.left -= 1
+        if not self.left:
+            print(f"seconds {time.perf_counter() - self.started}", flush=True)
+            self.wait()
+
+    def wait(self) -> None:
+        try:
+            self.left = int(input())
+        except EOFError:
+            sys.exit()
+        self.started = time.perf_counter()
+
+
+def main() -> None:
+    method, encoder, stem, batch, threads = sys.argv[1:]
+    torch.set_num_threads(int(threads))
+    pictures = torch.randint(0, 256, (PICTURES, 3, 32, 32), dtype=torch.uint8)
+    data = DataSet("pictures", Pictures(pictures), None, ())
+    wishes = {"out": "x", "method": method, "encoder": encoder, "stem": stem, "batch_size": int(batch), "epochs": 1000}
+    config = _settle(settings.build(PretrainConfig, wishes, {"progress": False}), data)
+    with tempfile.TemporaryDirectory() as folder:
+        trainer, module = _prepare(Run(Path(folder)), config, data, None)
+        # The bank starts full: a search in an empty one would flatter.
+        if module.bank is not None:
+            size = module.bank.size
+            module.bank.push(torch.randn(size, config.heads.out), torch.arange(size) % PICTURES)
+        trainer.callbacks.append(Turns())
+        trainer.fit(module)
+
+
+if __name__ == "__main__":
+    main()

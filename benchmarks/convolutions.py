@@ -1,0 +1,68 @@
+"""Convolutions of small maps: torch's own way beside the matrix product of psm.small_maps, layer by layer and whole.
+
+    python benchmarks/convolutions.py [--batch 512] [--threads 2]
+
+Forward and backward, channels-last, in turns. `--batch` counts views: a step of 256 pictures has 512.
+"""
+
+import argparse
+import os
+import time
+from contextlib import nullcontext
+
+import torch
+from torch import nn
+
+from psm.networks import encoder
+from psm.small_maps import SmallMaps
+from turns import in_turns, keep, shown, spread
+
+LAYERS = ((512, 512, 1, 1), (256, 512, 2, 2), (256, 256, 2, 1), (512, 512, 2, 1), (128, 256, 2, 1))
+NETWORKS = (("resnet18", "imagenet"), ("resnet18", "small"), ("tiny", "small"), ("tiny", "imagenet"))
+
+
+def timed(network: nn.Module, inputs: torch.Tensor, mode: type) -> float:
+    """Seconds of forward and backward; a pass before counts for nothing, since memory is new to it."""
+    for _ in range(2):
+        network.zero_grad()
+        start = time.perf_counter()
+        with mode():
+            network(inputs).sum().backward()
+    return time.perf_counter() - start
+
+
+def compare(name: str, network: nn.Module, inputs: torch.Tensor, turns: int) -> dict:
+    network, inputs = (x.to(memory_format=torch.channels_last) for x in (network, inputs))
+    modes = {"torch": nullcontext, "product": SmallMaps}
+    seconds = in_turns({way: lambda m=mode: timed(network, inputs, m) for way, mode in modes.items()}, turns)
+    ratio = spread([slow / fast for slow, fast in zip(seconds["torch"], seconds["product"], strict=True)])
+    milliseconds = {way: 1e3 * spread(values)["median"] for way, values in seconds.items()}
+    print(f"{name:36} {milliseconds['torch']:>9.1f} {milliseconds['product']:>9.1f}  {shown(ratio):>20}", flush=True)
+    return {"of": name, "ms": milliseconds, "times as fast": ratio}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--batch", type=int, default=512)
+    parser.add_argument("--turns", type=int, default=9)
+    parser.add_argument("--threads", type=int, default=os.cpu_count())
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    print(f"{options.batch} views, {options.threads} threads, torch {torch.__version__}")
+    print(f"{'':36} {'torch, ms':>9} {'psm, ms':>9}  {'times as fast':>20}")
+    rows = []
+    for inputs, outputs, size, stride in LAYERS:
+        layer = nn.Conv2d(inputs, outputs, 3, stride, padding=1, bias=False)
+        maps = torch.randn(options.batch, inputs, size, size, requires_grad=True)
+        name = f"{inputs} to {outputs} channels at {size}x{size}, stride {stride}"
+        rows.append(compare(name, layer, maps, options.turns))
+    for name, stem in NETWORKS:
+        pictures = torch.randn(options.batch if (name, stem) != ("resnet18", "small") else 64, 3, 32, 32)
+        rows.append(
+            compare(f"{name}, {stem} stem, {len(pictures)} views", encoder(name, stem), pictures, options.turns)
+        )
+    keep("convolutions", rows)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,127 @@
+"""How the search in the bank and the loss of PSM grow with bank, batch and k, and what an approximate index takes.
+
+    python benchmarks/growth.py [--threads 2]
+
+Milliseconds of one direction's exact search, and of a symmetric loss with its gradient, beside BYOL's loss. Where faiss
+is installed (pip install faiss-cpu) its inverted-file index is timed on the same rows, with its recall and with what it
+takes to keep it up to date with the bank: 256 rows come and go with every step.
+"""
+
+import argparse
+import os
+import time
+
+import torch
+from torch.nn.functional import normalize
+
+from psm.bank import Bank
+from psm.config import BankConfig, PositivesConfig
+from psm.contrast import loss_of
+from psm.methods import compose
+from psm.topology import Embeddings
+from turns import in_turns, keep, shown, spread
+
+BATCH, BANK, K, WIDTH = 256, 16384, 5, 128
+CASES = (
+    *(("bank", BATCH, size, K) for size in (4096, 16384, 65536, 262144, 1_000_000)),
+    *(("batch", batch, BANK, K) for batch in (64, 256, 1024, 4096)),
+    *(("k", BATCH, BANK, k) for k in (1, 5, 20, 50)),
+)
+
+
+def clustered(count: int, generator: torch.Generator) -> torch.Tensor:
+    """Unit vectors in a thousand clumps, as features are: an index by clusters would be hopeless on noise."""
+    centres = torch.randn(1000, WIDTH, generator=torch.Generator().manual_seed(1))
+    where = torch.randint(0, 1000, (count,), generator=generator)
+    return normalize(centres[where] + 0.7 * torch.randn(count, WIDTH, generator=generator), dim=1)
+
+
+def full_bank(size: int) -> Bank:
+    bank, generator = Bank(size, WIDTH), torch.Generator().manual_seed(0)
+    for first in range(0, size, 65536):
+        rows = min(65536, size - first)
+        bank.push(clustered(rows, generator), torch.arange(first, first + rows))
+    return bank
+
+
+def milliseconds(work, repeats: int = 1) -> float:
+    start = time.perf_counter()
+    for _ in range(repeats):
+        work()
+    return 1e3 * (time.perf_counter() - start) / repeats
+
+
+def case(batch: int, size: int, k: int, turns: int) -> dict:
+    bank = full_bank(size)
+    queries = clustered(batch, torch.Generator().manual_seed(2))
+    ids = torch.arange(batch) + size
+    embeddings = Embeddings(*(torch.randn(2, batch, WIDTH).requires_grad_(part < 2) for part in range(3)))
+    wishes = {"positives": PositivesConfig(k=k), "bank": BankConfig(size=size)}
+    psm, byol = compose("psm", wishes), compose("byol")
+    times = in_turns(
+        {
+            "search": lambda: milliseconds(lambda: bank.nearest(queries, k, ids)),
+            "loss": lambda: milliseconds(lambda: loss_of(embeddings, psm, bank, ids).loss.backward()),
+            "byol": lambda: milliseconds(lambda: loss_of(embeddings, byol, None, ids).loss.backward()),
+        },
+        turns,
+    )
+    return {name: spread(values) for name, values in times.items()} | approximate(bank, queries, k, turns)
+
+
+def approximate(bank: Bank, queries: torch.Tensor, k: int, turns: int) -> dict:
+    """faiss: milliseconds of a search and of the upkeep of a step, and the share of true neighbours found."""
+    try:
+        import faiss
+    except ImportError:
+        return {}
+    rows = bank.rows.numpy()
+    lists = int(4 * len(rows) ** 0.5)
+    index = faiss.IndexIVFFlat(faiss.IndexFlatIP(WIDTH), WIDTH, lists, faiss.METRIC_INNER_PRODUCT)
+    index.train(rows[: 64 * lists])
+    index.add_with_ids(rows, bank.ids.numpy())
+    index.nprobe = 16
+    found = index.search(queries.numpy(), k)[1]
+    true = bank.nearest(queries, k).ids.numpy()
+    recall = sum(len(set(a) & set(b)) for a, b in zip(found, true, strict=True)) / true.size
+    newest = len(rows)
+
+    def upkeep() -> None:
+        nonlocal newest
+        gone = bank.ids[:BATCH].numpy() + (newest - len(rows))
+        index.remove_ids(faiss.IDSelectorRange(int(gone[0]), int(gone[-1]) + 1))
+        index.add_with_ids(rows[:BATCH], (bank.ids[:BATCH] + newest).numpy())
+        newest += BATCH
+
+    times = in_turns(
+        {
+            "faiss search": lambda: milliseconds(lambda: index.search(queries.numpy(), k)),
+            "faiss upkeep": lambda: milliseconds(upkeep),
+        },
+        turns,
+    )
+    return {name: spread(values) for name, values in times.items()} | {"faiss recall": recall}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=os.cpu_count())
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    line = "{:>6} {:>8} {:>3} {:>22} {:>24} {:>32}".format
+    print(line("batch", "bank", "k", "search, ms", "loss, ms", "faiss: search, upkeep, recall"))
+    rows = []
+    for axis, batch, size, k in CASES:
+        found = case(batch, size, k, options.turns)
+        rows.append({"axis": axis, "batch": batch, "bank": size, "k": k, **found})
+        index = ""
+        if "faiss recall" in found:
+            index = ", ".join(f"{found[f'faiss {part}']['median']:.1f}" for part in ("search", "upkeep"))
+            index += f", {found['faiss recall']:.2f}"
+        print(line(batch, size, k, shown(found["search"], 1), shown(found["loss"], 1), index), flush=True)
+    keep("growth", rows)
+
+
+if __name__ == "__main__":
+    main()

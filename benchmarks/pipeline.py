@@ -1,0 +1,100 @@
+"""Whole-pipeline training throughput, decoded pictures to updated weights: psm beside lightly and beside bare networks.
+
+    bash benchmarks/make-peers PEERS
+    python benchmarks/pipeline.py --peers PEERS
+
+Batch 256 at 32 pixels in float32 with the same encoder and heads. Each contender runs in a process of its own and they
+take turns; ratios are taken within a turn. lightly runs with whichever of one or two worker processes and of the two
+memory layouts was fastest in a trial before. The floor is forward and backward of the same networks on ready tensors.
+"""
+
+import argparse
+import itertools
+import os
+import statistics
+import sys
+from pathlib import Path
+
+from turns import Contender, in_turns, keep, shown, spread
+
+HERE = Path(__file__).resolve().parent
+METHODS = ("simclr", "byol", "mocov2", "nnclr")
+ENCODERS = {"resnet18": "imagenet", "tiny": "small"}
+
+
+def start(python: str, script: str, threads: int, *arguments: object) -> Contender:
+    environment = os.environ | {"PYTHONPATH": str(HERE.parent / "src"), "OMP_NUM_THREADS": str(threads)}
+    command = [python, "-W", "ignore", str(HERE / "contenders" / script), *map(str, arguments)]
+    return Contender(command, environment)
+
+
+def best_of_lightly(python: str, threads: int, *work: object) -> tuple[int, int]:
+    """The number of workers and the memory layout with which lightly is fastest."""
+    seconds = {}
+    for workers, layout in itertools.product((1, 2), (0, 1)):
+        contender = start(python, "lightly_training.py", threads, *work, threads, workers, layout)
+        contender.seconds(2)
+        seconds[workers, layout] = contender.seconds(4)
+        contender.stop()
+    return min(seconds, key=seconds.get)
+
+
+def compare(method: str, encoder: str, options: argparse.Namespace) -> dict:
+    work = (method, encoder, ENCODERS[encoder], options.batch)
+    threads, peers = options.threads, str(options.peers / "bin" / "python")
+    workers, layout = best_of_lightly(peers, threads, *work)
+    contenders = {
+        "psm": start(sys.executable, "psm_training.py", threads, *work, threads),
+        "bare": start(sys.executable, "bare_networks.py", threads, *work, threads),
+        "lightly": start(peers, "lightly_training.py", threads, *work, threads, workers, layout),
+    }
+    steps = {"psm": options.steps, "bare": options.steps, "lightly": max(2, options.steps // 2)}
+    try:
+        rates = in_turns(
+            {
+                name: lambda c=contender, n=steps[name]: n * options.batch / c.seconds(n)
+                for name, contender in contenders.items()
+            },
+            options.turns,
+        )
+    finally:
+        for contender in contenders.values():
+            contender.stop()
+    ratios = {
+        other: spread([own / rate for own, rate in zip(rates["psm"], rates[other], strict=True)])
+        for other in ("lightly", "bare")
+    }
+    return {
+        "method": method,
+        "encoder": encoder,
+        "images a second": {name: statistics.median(values) for name, values in rates.items()},
+        "times lightly": ratios["lightly"],
+        "of bare networks": ratios["bare"],
+        "lightly's workers": workers,
+        "lightly's layout": "channels-last" if layout else "contiguous",
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--peers", type=Path, required=True, help="environment made by benchmarks/make-peers")
+    parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=METHODS)
+    parser.add_argument("--encoders", nargs="+", default=list(ENCODERS), choices=list(ENCODERS))
+    parser.add_argument("--batch", type=int, default=256)
+    parser.add_argument("--steps", type=int, default=6, help="of psm in a turn; lightly takes half as many")
+    parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=os.cpu_count())
+    options = parser.parse_args()
+    line = "{:8} {:9} {:>36} {:>20} {:>20}".format
+    print(line("method", "encoder", "images a second: psm, bare, lightly", "times lightly", "of bare"))
+    rows = []
+    for encoder, method in itertools.product(options.encoders, options.methods):
+        row = compare(method, encoder, options)
+        rows.append(row)
+        rates = ", ".join(f"{rate:.0f}" for rate in row["images a second"].values())
+        print(line(method, encoder, rates, shown(row["times lightly"]), shown(row["of bare networks"])), flush=True)
+    keep("pipeline", rows)
+
+
+if __name__ == "__main__":
+    main()

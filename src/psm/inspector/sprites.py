@@ -1,0 +1,71 @@
+"""Many small pictures as a few large ones: sheets of tiles that a browser decodes once each."""
+
+import base64
+import io
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+from torch.nn.functional import interpolate
+
+from psm.data import Pictures
+
+COLUMNS = 32
+ROWS = 32
+BLOCK = 8  # JPEG codes blocks of 8 x 8 pixels: tiles that fill whole blocks do not bleed into one another
+SIDES = (64, 48, 32, 24, 16)  # of a tile in pixels, the largest that the page has room for
+QUALITY = 85
+
+
+class Sprites(NamedTuple):
+    """Sheets as JPEG data URLs. Picture i is on sheet i // (columns * rows), tiles row by row."""
+
+    sheets: list[str]
+    side: int  # of a picture in pixels
+    pitch: int  # of a tile: the side, filled up to whole blocks
+    columns: int = COLUMNS
+    rows: int = ROWS
+
+    @property
+    def characters(self) -> int:
+        return sum(map(len, self.sheets))
+
+
+def pack(pictures: Pictures, ids: Tensor, room: int) -> Sprites:
+    """The pictures at ``ids`` on sheets of at most ``room`` characters in all, in less detail where need be.
+
+    Small pictures keep their size. The smallest tiles are given even where they do not fit: the caller judges.
+    """
+    size = pictures.shape[-1]
+    sides = [size, *(side for side in SIDES if side < size)] if size <= SIDES[0] else list(SIDES)
+    for side in sides:
+        sprites = _packed(pictures, ids, side)
+        if sprites.characters <= room:
+            break
+    return sprites
+
+
+def _packed(pictures: Pictures, ids: Tensor, side: int) -> Sprites:
+    pitch = -(-side // BLOCK) * BLOCK
+    return Sprites([_sheet(pictures, some, side, pitch) for some in ids.split(COLUMNS * ROWS)], side, pitch)
+
+
+def _sheet(pictures: Pictures, ids: Tensor, side: int, pitch: int) -> str:
+    sheet = np.full((ROWS * pitch, COLUMNS * pitch, 3), 255, dtype=np.uint8)
+    for start in range(0, len(ids), COLUMNS):
+        row = _resized(pictures.take(ids[start : start + COLUMNS]), side).permute(0, 2, 3, 1).numpy()
+        top = start // COLUMNS * pitch
+        for column, tile in enumerate(row):
+            sheet[top : top + side, column * pitch : column * pitch + side] = tile
+    stream = io.BytesIO()
+    Image.fromarray(sheet).save(stream, "JPEG", quality=QUALITY, subsampling=0)
+    return "data:image/jpeg;base64," + base64.b64encode(stream.getvalue()).decode()
+
+
+def _resized(pixels: Tensor, side: int) -> Tensor:
+    if pixels.shape[-1] == side:
+        return pixels
+    smaller = interpolate(pixels.float(), (side, side), mode="bilinear", antialias=True)
+    return smaller.round().clamp(0, 255).to(torch.uint8)
