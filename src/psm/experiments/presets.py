@@ -32,7 +32,7 @@ PRESETS: dict[str, Preset] = {
         Preset(
             "laptop",
             "CIFAR-10 on a CPU: 10,000 pictures, a small encoder, 15 epochs, three seeds",
-            "roughly 3 to 4 hours for all on two CPU cores with jobs=2 (65 runs of about 7 core-minutes)",
+            "roughly 5 hours for all on two CPU cores with jobs=2 (65 runs of 7 to 11 core-minutes)",
             {
                 "pictures.limit": 10_000,
                 "encoder": "tiny",
