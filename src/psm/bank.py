@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
-SEARCH_ELEMENTS = 2**25  # similarities held at once while searching: 128 MiB in float32, whatever batch and bank
+SEARCH_ELEMENTS = 2**22  # similarities held at once while searching: 16 MiB in float32, whatever batch and bank
 BLOCK = 128
 
 
@@ -39,6 +39,7 @@ class Bank(nn.Module):
         self.fill = 0
         self.register_buffer("rows", torch.zeros(size, width))
         self.register_buffer("ids", torch.full((size,), -1, dtype=torch.long))
+        self._similarity = torch.empty(0)  # written by every search: fresh memory would cost as much as the product
 
     def get_extra_state(self) -> Tensor:
         return torch.tensor([self.pointer, self.fill])
@@ -84,7 +85,7 @@ class Bank(nn.Module):
         step = max(BLOCK, SEARCH_ELEMENTS // max(count, 1) // BLOCK * BLOCK)
         for start in range(0, self.fill if k else 0, step):
             part = slice(start, start + step)
-            similarity = vectors @ rows[part].T
+            similarity = self._product(vectors, rows[part])
             if own is not None:
                 mark_own(similarity, ids[part], own, -torch.inf)
             values, where = _largest(similarity, min(k, similarity.shape[1]))
@@ -99,6 +100,15 @@ class Bank(nn.Module):
             ids=self.ids[places].masked_fill(~kept, -1),
             found=found,
         )
+
+    def _product(self, vectors: Tensor, rows: Tensor) -> Tensor:
+        """Similarities (N, M), overwritten by the next search."""
+        count = len(vectors) * len(rows)
+        held = self._similarity
+        if held.numel() < count or held.dtype != vectors.dtype or held.device != vectors.device:
+            with torch.inference_mode(False):
+                held = self._similarity = torch.empty(count, dtype=vectors.dtype, device=vectors.device)
+        return torch.mm(vectors, rows.T, out=held[:count].view(len(vectors), len(rows)))
 
 
 def mark_own(pairs: Tensor, ids: Tensor, own: Tensor, value: float | bool) -> Tensor:
