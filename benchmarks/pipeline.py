@@ -4,8 +4,9 @@
     python benchmarks/pipeline.py --peers PEERS
 
 Batch 256 at 32 pixels in float32 with the same encoder and heads. Each contender runs in a process of its own and they
-take turns; ratios are taken within a turn. lightly runs with whichever of one or two worker processes and of the two
-memory layouts was fastest in a trial before. The floor is forward and backward of the same networks on ready tensors.
+take turns; ratios are taken within a turn. lightly runs with whichever of one or two worker processes was fastest in a
+trial before, once as its examples put it together and once with networks and views moved to channels-last by hand, which
+psm does by itself. The floor is forward and backward of the same networks on ready tensors.
 """
 
 import argparse
@@ -28,13 +29,13 @@ def start(python: str, script: str, threads: int, *arguments: object) -> Contend
     return Contender(command, environment)
 
 
-def best_of_lightly(python: str, threads: int, *work: object) -> tuple[int, int]:
-    """The number of workers and the memory layout with which lightly is fastest."""
+def best_workers(python: str, threads: int, *work: object) -> int:
+    """The number of worker processes with which lightly is fastest."""
     seconds = {}
-    for workers, layout in itertools.product((1, 2), (0, 1)):
-        contender = start(python, "lightly_training.py", threads, *work, threads, workers, layout)
-        contender.seconds(2)
-        seconds[workers, layout] = contender.seconds(4)
+    for workers in (1, 2):
+        contender = start(python, "lightly_training.py", threads, *work, threads, workers, 0)
+        contender.seconds(1)
+        seconds[workers] = contender.seconds(3)
         contender.stop()
     return min(seconds, key=seconds.get)
 
@@ -42,13 +43,14 @@ def best_of_lightly(python: str, threads: int, *work: object) -> tuple[int, int]
 def compare(method: str, encoder: str, options: argparse.Namespace) -> dict:
     work = (method, encoder, ENCODERS[encoder], options.batch)
     threads, peers = options.threads, str(options.peers / "bin" / "python")
-    workers, layout = best_of_lightly(peers, threads, *work)
+    workers = best_workers(peers, threads, *work)
     contenders = {
         "psm": start(sys.executable, "psm_training.py", threads, *work, threads),
         "bare": start(sys.executable, "bare_networks.py", threads, *work, threads),
-        "lightly": start(peers, "lightly_training.py", threads, *work, threads, workers, layout),
+        "lightly": start(peers, "lightly_training.py", threads, *work, threads, workers, 0),
+        "lightly, channels-last": start(peers, "lightly_training.py", threads, *work, threads, workers, 1),
     }
-    steps = {"psm": options.steps, "bare": options.steps, "lightly": max(2, options.steps // 2)}
+    steps = {name: max(2, options.steps // 2) if "lightly" in name else options.steps for name in contenders}
     try:
         rates = in_turns(
             {
@@ -62,7 +64,7 @@ def compare(method: str, encoder: str, options: argparse.Namespace) -> dict:
             contender.stop()
     ratios = {
         other: spread([own / rate for own, rate in zip(rates["psm"], rates[other], strict=True)])
-        for other in ("lightly", "bare")
+        for other in contenders
     }
     return {
         "method": method,
@@ -70,8 +72,8 @@ def compare(method: str, encoder: str, options: argparse.Namespace) -> dict:
         "images a second": {name: statistics.median(values) for name, values in rates.items()},
         "times lightly": ratios["lightly"],
         "of bare networks": ratios["bare"],
+        "times lightly, channels-last": ratios["lightly, channels-last"],
         "lightly's workers": workers,
-        "lightly's layout": "channels-last" if layout else "contiguous",
     }
 
 
@@ -85,14 +87,15 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     options = parser.parse_args()
-    line = "{:8} {:9} {:>36} {:>20} {:>20}".format
-    print(line("method", "encoder", "images a second: psm, bare, lightly", "times lightly", "of bare"))
+    line = "{:8} {:9} {:>26} {:>20} {:>22} {:>20}".format
+    print(line("method", "encoder", "images a second", "times lightly", "its channels-last", "of bare networks"))
     rows = []
     for encoder, method in itertools.product(options.encoders, options.methods):
         row = compare(method, encoder, options)
         rows.append(row)
         rates = ", ".join(f"{rate:.0f}" for rate in row["images a second"].values())
-        print(line(method, encoder, rates, shown(row["times lightly"]), shown(row["of bare networks"])), flush=True)
+        kinds = ("times lightly", "times lightly, channels-last", "of bare networks")
+        print(line(method, encoder, rates, *(shown(row[kind]) for kind in kinds)), flush=True)
     keep("pipeline", rows)
 
 

@@ -63,8 +63,32 @@ def windows(size: int, kernel: int, stride: int, padding: int) -> list[slice] | 
 
 def product(input: Tensor, weight: Tensor, bias: Tensor | None, rows: list[slice], columns: list[slice]) -> Tensor:
     """The convolution of maps (N, C, h, w) whose outputs see them through these windows of the kernel."""
-    kernel = weight.permute(0, 2, 3, 1)
-    matrix = torch.cat([kernel[:, row, column].flatten(1) for row in rows for column in columns])
+    matrix = _Windows.apply(weight, rows, columns)
     offset = None if bias is None else bias.repeat(len(rows) * len(columns))
     flat = torch.nn.functional.linear(input.permute(0, 2, 3, 1).flatten(1), matrix, offset)
     return flat.view(len(input), len(rows), len(columns), weight.shape[0]).permute(0, 3, 1, 2)
+
+
+class _Windows(torch.autograd.Function):
+    """Windows of a kernel (O, C, k, k) one below the other, (windows * O, h * w * C).
+
+    The gradient is added up in one tensor, where torch would fill one of the kernel's size for each window.
+    """
+
+    @staticmethod
+    def forward(ctx, weight: Tensor, rows: list[slice], columns: list[slice]) -> Tensor:
+        ctx.shape = weight.shape
+        last = weight.is_contiguous(memory_format=torch.channels_last)
+        ctx.layout = torch.channels_last if last else torch.contiguous_format
+        ctx.windows = [(row, column) for row in rows for column in columns]
+        kernel = weight.permute(0, 2, 3, 1)
+        return torch.cat([kernel[:, row, column].flatten(1) for row, column in ctx.windows])
+
+    @staticmethod
+    def backward(ctx, gradient: Tensor) -> tuple[Tensor, None, None]:
+        empty = torch.empty(ctx.shape, dtype=gradient.dtype, device=gradient.device, memory_format=ctx.layout)
+        total = empty.zero_().permute(0, 2, 3, 1)
+        for (row, column), part in zip(ctx.windows, gradient.split(ctx.shape[0]), strict=True):
+            window = total[:, row, column]
+            window += part.view_as(window)
+        return total.permute(0, 3, 1, 2), None, None
