@@ -5,7 +5,7 @@
 
 Batch 256 at 32 pixels in float32 with the same encoder and heads. Each contender runs in a process of its own and they
 take turns; ratios are taken within a turn. lightly runs with whichever of one or two worker processes was fastest in a
-trial before, once as its examples put it together and once with networks and views moved to channels-last by hand, which
+trial before, once as its examples put it together and once with networks and views moved to channels-last by hand, as
 psm does by itself. The floor is forward and backward of the same networks on ready tensors.
 """
 
