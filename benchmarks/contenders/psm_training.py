@@ -12,6 +12,7 @@ import lightning
 import torch
 
 from psm import settings
+from psm.allocator import keep_freed_memory
 from psm.config import PretrainConfig
 from psm.data import DataSet, Pictures
 from psm.pretraining import _prepare, _settle
@@ -46,6 +47,7 @@ class Turns(lightning.Callback):
 def main() -> None:
     method, encoder, stem, batch, threads = sys.argv[1:]
     torch.set_num_threads(int(threads))
+    keep_freed_memory()  # as `psm pretrain` does
     pictures = torch.randint(0, 256, (PICTURES, 3, 32, 32), dtype=torch.uint8)
     data = DataSet("pictures", Pictures(pictures), None, ())
     wishes = {"out": "x", "method": method, "encoder": encoder, "stem": stem, "batch_size": int(batch), "epochs": 1000}

@@ -26,10 +26,12 @@ Arguments are key=value, nested keys dotted (positives.k=10); config=FILE.yaml g
 def pretrain(arguments: Sequence[str]) -> None:
     wishes = settings.parse(arguments, PretrainConfig)
     settings.build(PretrainConfig, *wishes)  # a mistyped key is answered before anything heavy is imported
+    from psm.allocator import keep_freed_memory
     from psm.pretraining import run_pretraining
     from psm.report import write_page
     from psm.run import launched
 
+    keep_freed_memory()
     result = run_pretraining(*wishes)
     if launched():
         return

@@ -17,6 +17,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from psm.allocator import keep_freed_memory
 from psm.data.locking import locked
 from psm.errors import Diverged, UserError
 from psm.experiments.plan import BASELINES, PlannedRun
@@ -47,6 +48,7 @@ def main() -> int:
     """0 when the run is recorded, 1 when it failed; what went wrong is the last line on stderr."""
     job = Job.from_json(sys.stdin.read())
     _leave_with(job.suite)
+    keep_freed_memory()
     logging.basicConfig(level=logging.WARNING, format="psm: %(message)s")
     try:
         work(job)
