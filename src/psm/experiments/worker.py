@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from psm.allocator import keep_freed_memory
+from psm.config import MAY_CHANGE
 from psm.data.locking import locked
 from psm.errors import Diverged, UserError
 from psm.experiments.plan import BASELINES, PlannedRun
@@ -111,7 +112,13 @@ def _evaluate(study: Study, job: Job) -> list[dict[str, Any]]:
     from psm.scoring import run_evaluation
 
     keys = {"checkpoint": str(study.run(job.run.run)), "baselines": job.baselines, "progress": False}
-    return [asdict(score) for score in run_evaluation(job.run.evaluation, keys).scores]
+    scores = [asdict(score) for score in run_evaluation(job.run.evaluation, keys).scores]
+    # A record tells what was measured, not where on this machine: it can be kept and sent.
+    places = ("checkpoint", "pictures")
+    return [
+        score | {"protocol": {key: value for key, value in score["protocol"].items() if key not in places}}
+        for score in scores
+    ]
 
 
 def _gradients(study: Study, run: PlannedRun) -> list[dict[str, Any]]:
@@ -155,9 +162,7 @@ def _about(study: Study, job: Job, protocol: dict[str, Any]) -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "hardware": hardware(),
         "evaluation": dict(job.run.evaluation),
-        "config": {
-            key: value for key, value in config.items() if key not in ("out", "resume", "overwrite", "progress")
-        },
+        "config": {key: value for key, value in config.items() if key not in MAY_CHANGE},
         "curves": curves,
     }
 
