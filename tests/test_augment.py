@@ -426,9 +426,10 @@ def test_draws_are_sliced_and_moved():
     assert len(draws) == 7
     assert len(draws[2:5]) == 3
     assert torch.equal(draws[2:5].area, draws.area[:, 2:5])
-    moved = draws.to("meta", non_blocking=True)
-    assert {getattr(moved, field.name).device.type for field in fields(moved)} == {"meta"}
-    assert [torch.equal(part.turn, draws.turn[index]) for index, part in enumerate(draws.views())] == [True] * 3
+    mine = everything().draw(7, generator(), views=3, share=slice(2, 5))
+    assert torch.equal(mine.area, draws.area[:, 2:5])
+    moved = everything().draw(7, generator(), views=3, device="meta")
+    assert {moved.area.device.type, moved.solarise.device.type} == {"meta"}
 
 
 def test_autocast_changes_nothing():
