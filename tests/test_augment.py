@@ -429,7 +429,8 @@ def test_draws_are_sliced_and_moved():
     mine = everything().draw(7, generator(), views=3, share=slice(2, 5))
     assert torch.equal(mine.area, draws.area[:, 2:5])
     moved = everything().draw(7, generator(), views=3, device="meta")
-    assert {moved.area.device.type, moved.solarise.device.type} == {"meta"}
+    assert {getattr(moved, field.name).device.type for field in fields(moved)} == {"meta"}
+    assert [torch.equal(part.turn, draws.turn[index]) for index, part in enumerate(draws.views())] == [True] * 3
 
 
 def test_autocast_changes_nothing():
