@@ -4,7 +4,7 @@ Late layers of a residual network work on maps of 2x2 or 1x1 when pictures have 
 map is a linear layer: each output place sees all places of the map through a window of the kernel. As one matrix
 product it skips the padding (16 instead of 36 products of channels at 2x2), and its gradients run at the speed of a
 matrix product, which the convolutions of oneDNN (torch 2.13) do not reach there. ``benchmarks/convolutions.py``
-measures it, ``docs/speed.md`` has the figures.
+measures it, ``benchmarks/README.md`` has the figures.
 
 It is a mode around the forward pass, not another module: networks, state dicts and exported encoders stay as they are.
 """
