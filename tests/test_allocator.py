@@ -1,5 +1,6 @@
 """Freed memory stays with the process: told by page faults, not by time."""
 
+import ctypes
 import subprocess
 import sys
 
@@ -29,6 +30,7 @@ def count(how):
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="speaks to glibc")
 def test_what_is_freed_is_used_again():
     kept = count("kept")
-    if kept < 0:
+    if kept < 0 and not hasattr(ctypes.CDLL(None), "mallopt"):
         pytest.skip("this C library cannot be told")
+    assert kept >= 0
     assert kept * 10 < count("plain")

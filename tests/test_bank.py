@@ -95,3 +95,12 @@ def test_search_leaves_the_bank_alone():
     before = {k: v.clone() for k, v in bank.state_dict().items()}
     bank.nearest(torch.randn(2, 3), 2)
     assert all(torch.equal(v, before[k]) for k, v in bank.state_dict().items())
+
+
+def test_a_network_of_half_precision_leaves_the_rows_alone():
+    """Lightning converts after it has restored a checkpoint: rows must not be rounded on the way."""
+    bank = Bank(4, 3)
+    bank.push(torch.randn(4, 3), torch.arange(4))
+    rows = bank.rows.clone()
+    assert torch.equal(bank.to(torch.bfloat16).rows, rows)
+    assert bank.double().rows.dtype == torch.double

@@ -5,6 +5,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import psm.devices
+import psm.slices
 from psm.augment import Views
 from psm.bank import Bank
 from psm.batches import Batches
@@ -33,7 +34,7 @@ class Copies(TorchDispatchMode):
         return result
 
 
-def make(method):
+def make(method, chunk=None):
     topology = compose(method).topology
     with DEVICE:
         backbone = encoder("tiny", "small", 16)
@@ -51,7 +52,7 @@ def make(method):
         draws = views.draw(8, torch.Generator().manual_seed(0), device=DEVICE)
         given = views.apply(pictures, draws, channels_last=True)
         ids = torch.arange(8, device=DEVICE)
-        loss, facts, latest = step_loss(networks, given, ids, compose(method), bank, None)
+        loss, facts, latest = step_loss(networks, given, ids, compose(method), bank, None, chunk)
         optimiser.zero_grad()
         loss.backward()
         optimiser.step()
@@ -71,6 +72,16 @@ def test_a_step_never_waits_for_the_device(method):
     with Copies() as copies:
         assert step().device == DEVICE
     assert copies.count == 1, "beside the draws of the views nothing is copied to the device"
+
+
+@pytest.mark.parametrize("method", ["psm", "mocov2"])
+def test_chunks_and_slices_wait_for_nothing_either(method, monkeypatch):
+    monkeypatch.setattr(psm.slices, "PAIRS", 100)
+    step = make(method, chunk=4)
+    step()
+    with Copies() as copies:
+        step()
+    assert copies.count == 1
 
 
 def test_the_meta_device_would_notice():

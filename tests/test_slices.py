@@ -76,3 +76,22 @@ def test_own_pairs_are_marked_alike_on_every_device(own):
     pairs = torch.zeros(len(own), len(ids))
     assert mark_own(pairs, ids, own, 2.0) is pairs
     assert torch.equal(pairs == 2.0, ids == own[:, None])
+
+
+@pytest.mark.parametrize("pairs", [20, 2**24])
+def test_a_second_derivative_is_refused_rather_than_wrong(pairs, monkeypatch):
+    monkeypatch.setattr(slices, "PAIRS", pairs)
+    embeddings = Embeddings(*[torch.randn(2, 9, 4, requires_grad=True)] * 3)
+    loss = loss_of(embeddings, compose("simclr")).loss
+    (gradient,) = torch.autograd.grad(loss, embeddings.projection, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        gradient.square().sum().backward()
+
+
+def test_slices_in_inference_mode(monkeypatch):
+    monkeypatch.setattr(slices, "PAIRS", 20)
+    rows = torch.randn(9, 4, requires_grad=True)
+    with torch.inference_mode():
+        total, told = slices.sum_over_anchors(lambda part, x: (x.sum(), x.detach().sum()), 10, (rows,), ())
+    torch.testing.assert_close(total, rows.detach().sum())
+    torch.testing.assert_close(told, total)

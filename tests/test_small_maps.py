@@ -16,8 +16,8 @@ FORMATS = (torch.contiguous_format, torch.channels_last)
     height=st.integers(1, 4),
     width=st.integers(1, 4),
     kernel=st.sampled_from([(1, 1), (2, 2), (3, 3), (5, 5), (3, 5), (7, 7)]),
-    stride=st.sampled_from([1, 2, 3, (1, 2)]),
-    padding=st.sampled_from([0, 1, 2, (1, 2), "same", "valid"]),
+    stride=st.sampled_from([1, 2, 3, (1,), (1, 2)]),
+    padding=st.sampled_from([0, 1, 2, (1,), (1, 2), "same", "valid"]),
     dilation=st.sampled_from([1, 2]),
     groups=st.sampled_from([1, 2]),
     biased=st.booleans(),
@@ -28,7 +28,7 @@ def test_value_and_gradient_equal_the_convolution(
     height, width, kernel, stride, padding, dilation, groups, biased, formats, batch
 ):
     """Over shapes, strides, paddings and memory formats; whatever does not apply goes through untouched."""
-    if padding == "same" and stride != 1:
+    if padding == "same" and stride not in (1, (1,)):
         return
     draws = torch.Generator().manual_seed(height * 7 + width)
     pictures = torch.randn(batch, 4, height, width, generator=draws, dtype=torch.double)

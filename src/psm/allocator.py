@@ -20,4 +20,6 @@ def keep_freed_memory() -> bool:
         mallopt = ctypes.CDLL(None).mallopt
     except (OSError, AttributeError):
         return False
-    return bool(mallopt(M_MMAP_THRESHOLD, LARGEST) and mallopt(M_TRIM_THRESHOLD, LARGEST))
+    # Older versions of glibc allow no more than 32 MiB for the first.
+    kept = mallopt(M_MMAP_THRESHOLD, LARGEST) or mallopt(M_MMAP_THRESHOLD, 2**25)
+    return bool(mallopt(M_TRIM_THRESHOLD, LARGEST) and kept)

@@ -49,9 +49,10 @@ class Bank(nn.Module):
 
     def _apply(self, function: Callable, recurse: bool = True) -> "Bank":
         """Rows stay in single precision at least in a network of half precision."""
+        rows = self.rows
         super()._apply(function, recurse)
         if self.rows.dtype in (torch.bfloat16, torch.float16):
-            self.rows = self.rows.float()
+            self.rows = rows.to(self.rows.device)  # not by way of half precision, which would round them
         return self
 
     @torch.no_grad()

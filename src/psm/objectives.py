@@ -2,6 +2,7 @@
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.nn.functional import relu
 
 
@@ -24,6 +25,7 @@ class _MaskedLogSumExp(torch.autograd.Function):
         return (total.log() + largest).squeeze(dim)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx, gradient: Tensor) -> tuple[Tensor, None, None]:
         shares, total = ctx.saved_tensors
         # What is kept sums to at least 1, so that only an empty row, whose shares are 0, is changed by the clamp.

@@ -6,12 +6,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
 
 
 def rerun(function: Callable[[Tensor], Any], network: nn.Module, inputs: Tensor) -> Any:
-    """``function(inputs)``, whose maps are computed anew for its gradient; the network's statistics count it once."""
+    """``function(inputs)``, whose maps are computed anew for its gradient; the network's buffers count it once."""
     return checkpoint(
         function, inputs, use_reentrant=False, context_fn=lambda: (nullcontext(), kept_statistics(network))
     )
@@ -19,10 +18,8 @@ def rerun(function: Callable[[Tensor], Any], network: nn.Module, inputs: Tensor)
 
 @contextmanager
 def kept_statistics(network: nn.Module) -> Iterator[None]:
-    """Batch norm normalises by the batch's statistics as ever, but its running ones stay what they are."""
-    norms = [module for module in network.modules() if isinstance(module, _BatchNorm) and module.training]
-    norms = [module for module in norms if module.track_running_stats]
-    running = [buffer for module in norms for buffer in module.buffers(recurse=False)]
+    """Batch norm normalises by the batch's statistics as ever, but running ones, and any buffer, stay what they are."""
+    running = list(network.buffers())
     before = [buffer.clone() for buffer in running]
     try:
         yield

@@ -22,7 +22,8 @@ def sum_over_anchors(share: Share, candidates: int, rows: Sequence[Tensor], shar
     step = max(1, PAIRS // max(candidates, 1))
     if count <= step:
         return share(slice(0, count), *rows, *shared)
-    return _Slices.apply(share, step, len(rows), *rows, *shared)
+    inputs = (*rows, *shared) if torch.is_grad_enabled() else (x.detach() for x in (*rows, *shared))
+    return _Slices.apply(share, step, len(rows), *inputs)
 
 
 class _Slices(torch.autograd.Function):
@@ -50,4 +51,6 @@ class _Slices(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, gradient: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+        if torch.is_grad_enabled():  # asked for with create_graph: the slices' gradients are constants by now
+            raise RuntimeError("a loss taken in slices has no second derivative: it is once_differentiable")
         return None, None, None, *(g if g is None else gradient * g for g in ctx.saved_tensors)

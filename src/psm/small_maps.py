@@ -45,12 +45,18 @@ def _convolution(
 ) -> Tensor:
     """``torch.conv2d``, with its names."""
     if input.ndim == 4 and groups == 1 and dilation in (1, (1, 1), [1, 1]) and not isinstance(padding, str):
-        (down, right), (top, left) = (x if isinstance(x, (tuple, list)) else (x, x) for x in (stride, padding))
+        (down, right), (top, left) = _both(stride), _both(padding)
         rows = windows(input.shape[2], weight.shape[2], down, top)
         columns = windows(input.shape[3], weight.shape[3], right, left)
         if rows and columns:
             return product(input, weight, bias, rows, columns)
     return torch.conv2d(input, weight, bias, stride, padding, dilation, groups)
+
+
+def _both(value: Any) -> tuple[int, int]:
+    """One number for both axes, or one for each."""
+    values = tuple(value) if isinstance(value, (tuple, list)) else (value,)
+    return values * 2 if len(values) == 1 else values
 
 
 def windows(size: int, kernel: int, stride: int, padding: int) -> list[slice] | None:

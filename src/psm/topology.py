@@ -55,6 +55,11 @@ class Topology(nn.Module):
             network.compile(backend=backend)
         self.compiled = True
 
+    @property
+    def _learned(self) -> nn.ModuleList:
+        """The networks that are trained by gradient."""
+        return nn.ModuleList([self.encoder, self.projector, *([self.predictor] if self.predictor else [])])
+
     def _faster(self, device: torch.device) -> AbstractContextManager:
         """Convolutions by the way that is fastest on the device; a compiler has its own."""
         return nullcontext() if self.compiled else small_maps(device)
@@ -74,7 +79,7 @@ class Topology(nn.Module):
 
     def _embed(self, views: Tensor, again: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Projection, query, key and features of views (B, C, H, W)."""
-        features, projection, query = rerun(self._online, self, views) if again else self._online(views)
+        features, projection, query = rerun(self._online, self._learned, views) if again else self._online(views)
         if self.target is None:
             return projection, query, projection if self.predictor is None else projection.detach(), features
         with torch.no_grad(), self._faster(views.device):

@@ -44,8 +44,9 @@ class Meter(nn.Module):
 
     def _apply(self, function: Any, recurse: bool = True) -> "Meter":
         """Sums stay in single precision in a network of half precision."""
+        total = self.total
         super()._apply(function, recurse)
-        self.total = self.total.float()
+        self.total = total.to(self.total.device)
         return self
 
     def means(self) -> dict[str, float]:
@@ -121,6 +122,8 @@ class Pretraining(lightning.LightningModule):
         return len(self.pictures) // self.config.batch_size
 
     def setup(self, stage: str) -> None:
+        # Lightning converts after it has restored a checkpoint, which would round what a resumed run begins with.
+        self.trainer.precision_plugin.convert_module(self)
         if self.trainer.world_size > 1 and self.config.join_batch_norm:
             join_batch_norm(self.networks, self.trainer.strategy.root_device)
 
