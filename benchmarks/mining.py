@@ -83,7 +83,7 @@ def main() -> None:
         milliseconds = 1e3 * statistics.median(whole for whole, _ in steps[name])
         rows[name] = {"ms": milliseconds, "times byol": ratios, "target and bank": share}
         print(line(name, f"{milliseconds:.0f}", shown(ratios, 3), f"{share:.2%}"))
-    keep(f"mining-{options.encoder}", rows)
+    keep(f"mining-{options.encoder}-{options.stem}", rows)
 
 
 if __name__ == "__main__":
