@@ -1,4 +1,4 @@
-"""Convolutions of small maps: torch's own way beside the matrix product of psm.small_maps, layer by layer and whole.
+"""Convolutions of small maps: torch's own way beside the matrix products of psm.small_maps, layer by layer and whole.
 
     python benchmarks/convolutions.py [--batch 512] [--threads 2]
 
@@ -17,7 +17,15 @@ from psm.networks import encoder
 from psm.small_maps import SmallMaps
 from turns import in_turns, keep, shown, spread
 
-LAYERS = ((512, 512, 1, 1), (256, 512, 2, 2), (256, 256, 2, 1), (512, 512, 2, 1), (128, 256, 2, 1))
+LAYERS = (
+    (512, 512, 1, 1),
+    (256, 512, 2, 2),
+    (256, 256, 2, 1),
+    (512, 512, 2, 1),
+    (128, 128, 4, 1),
+    (256, 256, 4, 1),
+    (128, 256, 4, 2),
+)
 NETWORKS = (("resnet18", "imagenet"), ("resnet18", "small"), ("tiny", "small"), ("tiny", "imagenet"))
 
 
@@ -33,11 +41,11 @@ def timed(network: nn.Module, inputs: torch.Tensor, mode: type) -> float:
 
 def compare(name: str, network: nn.Module, inputs: torch.Tensor, turns: int) -> dict:
     network, inputs = (x.to(memory_format=torch.channels_last) for x in (network, inputs))
-    modes = {"torch": nullcontext, "product": SmallMaps}
+    modes = {"torch": nullcontext, "psm": SmallMaps}
     seconds = in_turns({way: lambda m=mode: timed(network, inputs, m) for way, mode in modes.items()}, turns)
-    ratio = spread([slow / fast for slow, fast in zip(seconds["torch"], seconds["product"], strict=True)])
+    ratio = spread([slow / fast for slow, fast in zip(seconds["torch"], seconds["psm"], strict=True)])
     milliseconds = {way: 1e3 * spread(values)["median"] for way, values in seconds.items()}
-    print(f"{name:36} {milliseconds['torch']:>9.1f} {milliseconds['product']:>9.1f}  {shown(ratio):>20}", flush=True)
+    print(f"{name:36} {milliseconds['torch']:>9.1f} {milliseconds['psm']:>9.1f}  {shown(ratio):>20}", flush=True)
     return {"of": name, "ms": milliseconds, "times as fast": ratio}
 
 

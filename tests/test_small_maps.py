@@ -1,4 +1,7 @@
-"""The matrix product for small maps: equal to the convolution, value and gradient, and taken only where it applies."""
+"""Matrix products for small maps: equal to the convolution, value and gradient, and taken only where it applies."""
+
+from contextlib import nullcontext
+from copy import deepcopy
 
 import pytest
 import torch
@@ -7,7 +10,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from psm import networks
-from psm.small_maps import SmallMaps, small_maps, windows
+from psm.small_maps import PRODUCTS, SmallMaps, small_maps, windows
 
 FORMATS = (torch.contiguous_format, torch.channels_last)
 
@@ -90,16 +93,58 @@ def test_a_network_learns_the_same_and_stays_what_it_was(stem, channels_last):
     assert {name: type(module) for name, module in network.named_modules()} == before
 
 
-def test_the_product_is_really_taken(monkeypatch):
-    """A ResNet at 32 pixels with the ImageNet stem has three layers at 1x1 and four that see a whole 2x2 map."""
-    taken = []
+@pytest.mark.parametrize(("size", "kernel", "stride", "padding"), PRODUCTS)
+def test_the_products_are_the_convolution(size, kernel, stride, padding):
+    """As a tensor: outputs x taps x map, a one wherever the tap of that output meets that place of the map."""
+    maps, taps, out = (torch.tensor(matrix, dtype=torch.double) for matrix in PRODUCTS[size, kernel, stride, padding])
+    found = torch.einsum("op,pt,px->otx", out, taps, maps)
+    for output in range(len(out)):
+        for tap in range(kernel):
+            wanted = torch.tensor([float(x == output * stride + tap - padding) for x in range(size)])
+            torch.testing.assert_close(found[output, tap], wanted.double(), atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize(("size", "stride"), [(4, 1), (2, 1), (4, 2)])
+def test_single_precision_errs_as_little_as_torch(size, stride):
+    """Against double precision, at the widths of a ResNet; of the same size as what torch errs by."""
+    draws = torch.Generator().manual_seed(size)
+    maps = torch.randn(64, 128, size, size, generator=draws).relu().requires_grad_()
+    layer = nn.Conv2d(128, 256, 3, stride, padding=1, bias=False)
+    nn.init.normal_(layer.weight, std=0.03, generator=draws)
+
+    def passes(maps, layer, mode):
+        with mode():
+            out = layer(maps)
+        weights = torch.cos(torch.arange(out.numel(), dtype=out.dtype)).view_as(out)
+        return out.detach(), *torch.autograd.grad((out * weights).sum(), (maps, layer.weight))
+
+    found, plain = (passes(maps, layer, mode) for mode in (SmallMaps, nullcontext))
+    exact = passes(maps.detach().double().requires_grad_(), deepcopy(layer).double(), nullcontext)
+    for fast, torchs, true in zip(found, plain, exact, strict=True):
+        error, usual = ((x - true).abs().max() / true.abs().max() for x in (fast, torchs))
+        assert error < max(3 * usual, 4e-6)
+
+
+def test_the_products_are_really_taken(monkeypatch):
+    """By a ResNet at 32 pixels with the ImageNet stem: layer 2 and on, but for its strided first and 1x1 shortcuts."""
     import psm.small_maps as room
 
-    plain = room.product
-    monkeypatch.setattr(room, "product", lambda *given: taken.append(given[0].shape[2]) or plain(*given))
+    taken = {"whole_map": [], "few_products": []}
+    for name, sizes in taken.items():
+        plain = getattr(room, name)
+        monkeypatch.setattr(room, name, lambda *given, s=sizes, p=plain: s.append(given[0].shape[2]) or p(*given))
     with small_maps(torch.device("cpu")), torch.no_grad():
         networks.encoder("resnet18", "imagenet", 32)(torch.randn(2, 3, 32, 32))
-    assert sorted(taken) == [1, 1, 1, 2, 2, 2, 2]
+    assert taken == {"few_products": [4, 4, 4, 4, 2, 2, 2], "whole_map": [2, 1, 1, 1]}
+
+
+def test_half_precision_keeps_away_from_the_transforms():
+    """Their rounding would be that of bfloat16, three times over."""
+    layer = nn.Conv2d(4, 6, 3, padding=1).bfloat16()
+    maps = torch.randn(2, 4, 4, 4).bfloat16()
+    with SmallMaps():
+        out = layer(maps)
+    assert torch.equal(out, layer(maps))
 
 
 def test_autocast_reaches_the_product():

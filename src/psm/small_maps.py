@@ -1,17 +1,26 @@
-"""Convolutions over maps so small that each output sees the whole map, as one matrix product; for CPUs.
+"""Convolutions over small maps by fewer products and at the speed of matrix products; for CPUs.
 
-Late layers of a residual network work on maps of 2x2 or 1x1 when pictures have 32 pixels. A 3x3 convolution of such a
-map is a linear layer: each output place sees all places of the map through a window of the kernel. As one matrix
-product it skips the padding (16 instead of 36 products of channels at 2x2), and its gradients run at the speed of a
-matrix product, which the convolutions of oneDNN (torch 2.13) do not reach there. ``benchmarks/convolutions.py``
-measures it, ``benchmarks/README.md`` has the figures.
+Late layers of a residual network work on maps of 4x4, 2x2 or 1x1 when pictures have 32 pixels. oneDNN (torch 2.13) is
+slow there, above all in the gradients. Two ways around it, both plain matrix products:
+
+- ``few_products``: 3x3 convolutions of 4x4 and 2x2 maps by the algorithm of Toom and Cook (known as Winograd's): maps
+  and kernels are transformed, multiplied place by place, and the products transformed back. A 4x4 map takes 36 products
+  of channels instead of 144, a 2x2 map 9 instead of 36.
+- ``whole_map``: where each output place sees the whole map through a window of the kernel (all else at 1x1, strides
+  that end there), the convolution is one linear layer, without the products that padding would add.
+
+Values and gradients are those of the convolution to rounding: the transforms' points (0, 2/3, 3/2, their negatives,
+infinity) were chosen for that, and err by 1.8e-6 of the largest value where torch errs by 1.2e-6.
+``benchmarks/convolutions.py`` measures the speed, ``docs/speed.md`` has the figures.
 
 It is a mode around the forward pass, not another module: networks, state dicts and exported encoders stay as they are.
 """
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from fractions import Fraction
+from functools import cache
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,7 +33,7 @@ def small_maps(device: torch.device) -> AbstractContextManager:
 
 
 class SmallMaps(TorchFunctionMode):
-    """Within it, ``conv2d`` takes the matrix product where ``windows`` finds that it applies."""
+    """Within it, ``conv2d`` takes matrix products where they apply."""
 
     def __torch_function__(
         self, function: Callable, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None
@@ -46,10 +55,15 @@ def _convolution(
     """``torch.conv2d``, with its names."""
     if input.ndim == 4 and groups == 1 and dilation in (1, (1, 1), [1, 1]) and not isinstance(padding, str):
         (down, right), (top, left) = _both(stride), _both(padding)
+        row_products = PRODUCTS.get((input.shape[2], weight.shape[2], down, top))
+        column_products = PRODUCTS.get((input.shape[3], weight.shape[3], right, left))
+        exact = input.dtype in (torch.float32, torch.float64) and not torch.is_autocast_enabled("cpu")
+        if row_products and column_products and exact:
+            return few_products(input, weight, bias, row_products, column_products)
         rows = windows(input.shape[2], weight.shape[2], down, top)
         columns = windows(input.shape[3], weight.shape[3], right, left)
         if rows and columns:
-            return product(input, weight, bias, rows, columns)
+            return whole_map(input, weight, bias, rows, columns)
     return torch.conv2d(input, weight, bias, stride, padding, dilation, groups)
 
 
@@ -57,6 +71,57 @@ def _both(value: Any) -> tuple[int, int]:
     """One number for both axes, or one for each."""
     values = tuple(value) if isinstance(value, (tuple, list)) else (value,)
     return values * 2 if len(values) == 1 else values
+
+
+class Products(NamedTuple):
+    """A convolution along one axis by few products: y = out ((kernel w) * (maps x)), * place by place."""
+
+    maps: tuple[tuple[float, ...], ...]  # products x map
+    kernel: tuple[tuple[float, ...], ...]  # products x 3
+    out: tuple[tuple[float, ...], ...]  # outputs x products
+
+
+def _rows(text: str) -> tuple[tuple[float, ...], ...]:
+    return tuple(tuple(float(Fraction(number)) for number in row.split()) for row in text.split(","))
+
+
+# (map, kernel, stride, padding) along one axis -> its products. Between two axes they combine.
+PRODUCTS = {
+    (4, 3, 1, 1): Products(
+        _rows(
+            "0 -97/72 0 1/2, 243/260 729/520 -27/65 -81/130, -243/260 729/520 27/65 -81/130,"
+            "-128/195 -256/585 96/65 64/65, 128/195 -256/585 -96/65 64/65, 1/2 0 -97/72 0"
+        ),
+        _rows("2 0 0, 1 2/3 4/9, 1 -2/3 4/9, 1/2 3/4 9/8, 1/2 -3/4 9/8, 0 0 2"),
+        _rows("1 1 1 1/4 1/4 0, 0 2/3 -2/3 3/8 -3/8 0, 0 4/9 4/9 9/16 9/16 0, 0 8/27 -8/27 27/32 -27/32 1"),
+    ),
+    (2, 3, 1, 1): Products(_rows("1 1, 0 1, 1 0"), _rows("0 1 0, 0 -1 1, 1 -1 0"), _rows("1 1 0, 1 0 1")),
+    (4, 3, 2, 1): Products(
+        _rows("1 0 0 0, 0 1 0 0, 0 1 0 0, 0 0 1 0, 0 0 0 1"),
+        _rows("0 1 0, 0 0 1, 1 0 0, 0 1 0, 0 0 1"),
+        _rows("1 1 0 0 0, 0 0 1 1 1"),
+    ),
+}
+
+
+@cache
+def _transforms(rows: Products, columns: Products, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    """The transforms over both axes of maps, kernel and products."""
+    with torch.inference_mode(False):
+        along = ([torch.tensor(matrix, dtype=torch.double) for matrix in axis] for axis in (rows, columns))
+        return tuple(torch.kron(a, b).to(dtype) for a, b in zip(*along, strict=True))
+
+
+def few_products(input: Tensor, weight: Tensor, bias: Tensor | None, rows: Products, columns: Products) -> Tensor:
+    """The convolution of maps (N, C, h, w) by the products of both axes."""
+    maps, kernel, out = _transforms(rows, columns, input.dtype)
+    batch, outputs, inputs = len(input), *weight.shape[:2]
+    seen = torch.bmm(maps.expand(batch, -1, -1), input.permute(0, 2, 3, 1).flatten(1, 2))
+    taps = (kernel @ weight.permute(2, 3, 0, 1).reshape(9, -1)).view(-1, outputs, inputs)
+    products = torch.bmm(seen.transpose(0, 1), taps.transpose(1, 2))
+    result = torch.bmm(out.expand(batch, -1, -1), products.transpose(0, 1))
+    result = result if bias is None else result + bias
+    return result.view(batch, len(rows.out), len(columns.out), outputs).permute(0, 3, 1, 2)
 
 
 def windows(size: int, kernel: int, stride: int, padding: int) -> list[slice] | None:
@@ -67,7 +132,7 @@ def windows(size: int, kernel: int, stride: int, padding: int) -> list[slice] | 
     return [slice(start, start + size) for start in starts]
 
 
-def product(input: Tensor, weight: Tensor, bias: Tensor | None, rows: list[slice], columns: list[slice]) -> Tensor:
+def whole_map(input: Tensor, weight: Tensor, bias: Tensor | None, rows: list[slice], columns: list[slice]) -> Tensor:
     """The convolution of maps (N, C, h, w) whose outputs see them through these windows of the kernel."""
     matrix = _Windows.apply(weight, rows, columns)
     offset = None if bias is None else bias.repeat(len(rows) * len(columns))
