@@ -12,11 +12,13 @@ import time
 
 import torch
 
+from psm.allocator import keep_freed_memory
 from psm.augment import Views
 from psm.bank import Bank
-from psm.config import ViewsConfig
+from psm.config import OptimConfig, ViewsConfig
 from psm.methods import compose
 from psm.networks import encoder, predictor, prefers_channels_last, projector
+from psm.optimiser import sgd
 from psm.topology import Topology
 from psm.training import step_loss
 from turns import in_turns, keep, shown, spread
@@ -28,6 +30,7 @@ class Contender:
     """One method with its networks, bank and optimiser."""
 
     def __init__(self, method: str, name: str, stem: str, batch: int, chunk: int | None = None):
+        keep_freed_memory()  # as `psm pretrain` does
         torch.manual_seed(0)
         self.composition, self.batch, self.chunk = compose(method), batch, chunk
         backbone = encoder(name, stem, SIZE)
@@ -37,7 +40,7 @@ class Contender:
         if prefers_channels_last("cpu"):
             self.networks.to(memory_format=torch.channels_last)
         learned = [p for p in self.networks.parameters() if p.requires_grad]
-        self.optimiser = torch.optim.SGD(learned, lr=0.01, momentum=0.9, weight_decay=1e-3, foreach=True)
+        self.optimiser = sgd(learned, OptimConfig(weight_decay=1e-3))
         size = self.composition.bank.size
         self.bank = Bank(size, WIDTH)
         self.bank.push(torch.randn(size, WIDTH), torch.arange(size))

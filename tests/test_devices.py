@@ -9,11 +9,12 @@ import psm.slices
 from psm.augment import Views
 from psm.bank import Bank
 from psm.batches import Batches
-from psm.config import ViewsConfig
+from psm.config import OptimConfig, ViewsConfig
 from psm.contrast import fact_names
 from psm.data import Pictures
 from psm.methods import METHODS, compose
 from psm.networks import encoder, predictor, projector
+from psm.optimiser import sgd
 from psm.topology import Topology
 from psm.training import Meter, step_loss
 
@@ -45,7 +46,7 @@ def make(method, chunk=None):
         meter = Meter(("loss", *fact_names(compose(method))))
         pictures = torch.zeros(8, 3, 16, 16, dtype=torch.uint8)
     learned = [p for p in networks.parameters() if p.requires_grad]
-    optimiser = torch.optim.SGD(learned, lr=0.1, momentum=0.9, weight_decay=1e-3, foreach=True)
+    optimiser = sgd(learned, OptimConfig(weight_decay=1e-3))
     views = Views(ViewsConfig(blur=0.5, solarise=0.2), 16, (0.5,) * 3, (0.2,) * 3)
 
     def step():

@@ -261,3 +261,13 @@ def test_library_encoders_lose_their_classifier(name, width):
     assert network.eval()(torch.randn(2, 3, 64, 64)).shape == (2, width)
     with pytest.raises(UserError, match="did you mean"):
         encoder(name + "x")
+
+
+def test_pooling_before_the_relu_changes_neither_value_nor_gradient():
+    """The stem of the paper of residual networks has them the other way round."""
+    maps = torch.randn(2, 4, 9, 9, dtype=torch.double).round(decimals=1).requires_grad_()  # with ties
+    pool = encoder("tiny", "imagenet").maxpool
+    ways = functional.relu(pool(maps)), pool(functional.relu(maps))
+    gradients = [torch.autograd.grad(out.square().sum(), maps)[0] for out in ways]
+    assert torch.equal(*ways)
+    assert torch.equal(*gradients)

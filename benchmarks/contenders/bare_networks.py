@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from psm.allocator import keep_freed_memory
 from psm.methods import compose
 from psm.networks import encoder, predictor, prefers_channels_last, projector
 from psm.topology import Topology
@@ -19,6 +20,7 @@ from turns import answer
 def main() -> None:
     method, name, stem, batch, threads = sys.argv[1:]
     torch.set_num_threads(int(threads))
+    keep_freed_memory()
     topology = compose(method).topology
     backbone = encoder(name, stem, 32)
     networks = Topology(

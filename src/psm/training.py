@@ -18,6 +18,7 @@ from psm.devices import without_autocast
 from psm.distributed import gather, join_batch_norm
 from psm.export import Loading
 from psm.methods import Composition
+from psm.optimiser import lay_out_momentum, sgd
 from psm.purity import NAMES as PURITY
 from psm.purity import purity
 from psm.randomness import derived_seed, generator
@@ -140,11 +141,10 @@ class Pretraining(lightning.LightningModule):
         )
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        optim = self.config.optim
-        learned = [p for p in self.networks.parameters() if p.requires_grad]
-        return torch.optim.SGD(
-            learned, lr=optim.warmup_lr, momentum=optim.momentum, weight_decay=optim.weight_decay, foreach=True
-        )
+        return sgd((p for p in self.networks.parameters() if p.requires_grad), self.config.optim)
+
+    def on_train_start(self) -> None:
+        lay_out_momentum(self.trainer.optimizers[0])
 
     def learning_rate(self, step: int) -> float:
         optim, steps = self.config.optim, self.config.epochs * self.steps_per_epoch
