@@ -13,6 +13,7 @@ from contextlib import nullcontext
 import torch
 from torch import nn
 
+from psm.allocator import keep_freed_memory
 from psm.networks import encoder
 from psm.small_maps import SmallMaps
 from turns import in_turns, keep, shown, spread
@@ -56,6 +57,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
+    keep_freed_memory()  # as `psm pretrain` does
     print(f"{options.batch} views, {options.threads} threads, torch {torch.__version__}")
     print(f"{'':36} {'torch, ms':>9} {'psm, ms':>9}  {'times as fast':>20}")
     rows = []

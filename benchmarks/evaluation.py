@@ -8,7 +8,6 @@ them, against an epoch of PSM on 50,000 pictures, extrapolated from a number of 
 
 import argparse
 import os
-import time
 
 import torch
 
@@ -18,10 +17,10 @@ from psm.config import KnnConfig, LinearConfig, ViewsConfig
 from psm.data import Pictures
 from psm.evaluation import knn, linear
 from psm.features import extract
-from psm.networks import prefers_channels_last
-from turns import keep
+from turns import in_turns, keep, shown, spread, timed
 
 TRAIN, TEST, CLASSES = 50_000, 10_000, 10
+STEPS = 10  # of pretraining in a turn
 
 
 def main() -> None:
@@ -29,34 +28,33 @@ def main() -> None:
     parser.add_argument("--encoder", default="tiny")
     parser.add_argument("--stem", default="small")
     parser.add_argument("--batch", type=int, default=256)
-    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     contender = Contender("psm", options.encoder, options.stem, options.batch)
-    contender.step()
-    steps = [contender.step()[0] for _ in range(options.steps)]
-    epoch = TRAIN / options.batch * sum(steps) / len(steps)
-    encoder = contender.networks.encoder
     views = Views(ViewsConfig(), 32, (0.5,) * 3, (0.25,) * 3)
     labels = torch.randint(0, CLASSES, (TRAIN + TEST,))
     pictures = Pictures(torch.randint(0, 256, (TRAIN + TEST, 3, 32, 32), dtype=torch.uint8), labels)
-    seconds, start = {}, time.perf_counter()
-    features = extract(encoder, pictures, views)
-    seconds["features"] = time.perf_counter() - start
+    features = extract(contender.networks.encoder, pictures, views)
     parts = (features[:TRAIN], labels[:TRAIN], features[TRAIN:], labels[TRAIN:])
-    start = time.perf_counter()
-    knn(*parts, classes=CLASSES, config=KnnConfig())
-    seconds["knn"] = time.perf_counter() - start
-    start = time.perf_counter()
-    linear(lambda epoch: parts[0], *parts[1:], CLASSES, LinearConfig(), seed=0)
-    seconds["linear"] = time.perf_counter() - start
-    total = sum(seconds.values())
-    layout = "channels-last" if prefers_channels_last("cpu") else "contiguous"
-    print(f"{options.encoder}, {options.stem} stem, {options.threads} threads, {layout}")
-    print("  ".join(f"{name} {value:.1f} s" for name, value in seconds.items()))
-    print(f"together {total:.1f} s, {total / epoch:.2f} of an epoch of PSM on {TRAIN:,} pictures ({epoch:.0f} s)")
-    keep(f"evaluation-{options.encoder}", {**seconds, "epoch": epoch, "of an epoch": total / epoch})
+    seconds = in_turns(
+        {
+            "epoch": lambda: TRAIN / options.batch * sum(contender.step()[0] for _ in range(STEPS)) / STEPS,
+            "features": lambda: timed(lambda: extract(contender.networks.encoder, pictures, views)),
+            "knn": lambda: timed(lambda: knn(*parts, classes=CLASSES, config=KnnConfig())),
+            "linear": lambda: timed(
+                lambda: linear(lambda epoch: parts[0], *parts[1:], CLASSES, LinearConfig(), seed=0)
+            ),
+        },
+        options.turns,
+    )
+    shares = [sum(rest) / epoch for epoch, *rest in zip(*seconds.values(), strict=True)]
+    found = {name: spread(values) for name, values in seconds.items()} | {"of an epoch": spread(shares)}
+    print(f"{options.encoder}, {options.stem} stem, {options.threads} threads, seconds: median (least - most)")
+    for name, values in found.items():
+        print(f"{name:12} {shown(values)}")
+    keep(f"evaluation-{options.encoder}", found)
 
 
 if __name__ == "__main__":

@@ -9,9 +9,8 @@ Each case runs in a process of its own. The peak is the operating system's, impo
 import json
 import subprocess
 import sys
-import time
 
-from turns import keep
+from turns import keep, shown, spread
 
 CASES = (
     ("psm", "resnet18", "imagenet", 256, 0),
@@ -24,15 +23,14 @@ CASES = (
 
 
 def measure(method: str, name: str, stem: str, batch: int, chunk: int) -> dict:
-    """GiB at most and milliseconds an image of one step, after one that warms up."""
+    """GiB at most and milliseconds an image of three steps, after one that warms up."""
     from memory import peak
     from mining import Contender
 
     contender = Contender(method, name, stem, batch, chunk or None)
     contender.step()
-    start = time.perf_counter()
-    contender.step()
-    return {"GiB": peak(), "ms an image": 1e3 * (time.perf_counter() - start) / batch}
+    milliseconds = spread([1e3 * contender.step()[0] / batch for _ in range(3)])
+    return {"GiB": peak(), "ms an image": milliseconds}
 
 
 def main() -> None:
@@ -40,14 +38,14 @@ def main() -> None:
         method, name, stem, batch, chunk = sys.argv[1:]
         print(json.dumps(measure(method, name, stem, int(batch), int(chunk))))
         return
-    line = "{:8} {:10} {:9} {:>6} {:>6} {:>10} {:>12}".format
+    line = "{:8} {:10} {:9} {:>6} {:>6} {:>10} {:>20}".format
     print(line("method", "encoder", "stem", "batch", "chunk", "peak, GiB", "ms an image"))
     rows = []
     for case in CASES:
         result = subprocess.run([sys.executable, __file__, *map(str, case)], capture_output=True, text=True, check=True)
         found = json.loads(result.stdout.splitlines()[-1])
         rows.append({**dict(zip(("method", "encoder", "stem", "batch", "chunk"), case, strict=True)), **found})
-        print(line(*case[:4], case[4] or "-", f"{found['GiB']:.2f}", f"{found['ms an image']:.2f}"), flush=True)
+        print(line(*case[:4], case[4] or "-", f"{found['GiB']:.2f}", shown(found["ms an image"])), flush=True)
     keep("large_batch", rows)
 
 

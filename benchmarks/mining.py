@@ -11,6 +11,7 @@ import statistics
 import time
 
 import torch
+from torch.profiler import record_function
 
 from psm.allocator import keep_freed_memory
 from psm.augment import Views
@@ -50,17 +51,20 @@ class Contender:
     def step(self) -> tuple[float, float]:
         """Seconds of a whole step, and of the updates of target and bank in it."""
         start = time.perf_counter()
-        draws = self.views.draw(self.batch, torch.Generator().manual_seed(0))
-        views = self.views.apply(self.pictures, draws, channels_last=prefers_channels_last("cpu"))
+        with record_function("views"):
+            draws = self.views.draw(self.batch, torch.Generator().manual_seed(0))
+            views = self.views.apply(self.pictures, draws, channels_last=prefers_channels_last("cpu"))
         ids = torch.arange(self.batch) + 10**6
         loss, _, latest = step_loss(self.networks, views, ids, self.composition, self.bank, None, self.chunk)
         self.optimiser.zero_grad()
         loss.backward()
-        self.optimiser.step()
+        with record_function("optimiser"):
+            self.optimiser.step()
         updates = time.perf_counter()
-        self.networks.follow(self.composition.topology.momentum)
-        if self.composition.needs_bank:
-            self.bank.push(latest.keys, latest.ids)
+        with record_function("target and bank"):
+            self.networks.follow(self.composition.topology.momentum)
+            if self.composition.needs_bank:
+                self.bank.push(latest.keys, latest.ids)
         end = time.perf_counter()
         return end - start, end - updates
 

@@ -1,8 +1,9 @@
-"""Where the time of a step goes: the shares of convolutions, batch norm, mining, views and the rest.
+"""Where the time of a step goes: convolutions, batch norm, mining, views and the rest.
 
     python benchmarks/profile_step.py [--method psm] [--encoder resnet18] [--stem imagenet] [--plain]
 
-`--plain` leaves convolutions of small maps to torch, as they were before.
+`--plain` takes the step as torch alone would have it: its convolutions for small maps too, its SGD a tensor at a time,
+and freed memory handed back to the system.
 """
 
 import argparse
@@ -10,19 +11,52 @@ import os
 from contextlib import nullcontext
 
 import torch
+from torch.autograd.profiler_util import FunctionEvent
 from torch.profiler import profile, record_function
 
+import mining
 import psm.topology
-from mining import Contender
+import psm.training
+from turns import keep
 
-GROUPS = (
-    ("convolution, backward", ("convolution_backward",)),
-    ("convolution, forward", ("mkldnn_convolution", "_slow_conv", "thnn_conv")),
-    ("batch norm", ("batch_norm",)),
-    ("matrix products", ("addmm", "aten::mm", "aten::bmm", "linear")),
-    ("ReLU, sums, pooling", ("threshold", "clamp_min", "aten::add", "max_pool", "mean", "relu")),
-    ("copies", ("copy_", "cat", "contiguous", "clone")),
-)
+# Parts that the step names itself; what is in none of them goes by its operator.
+NAMED = ("views", "loss and mining, forward", "optimiser", "target and bank")
+OPERATORS = {
+    "convolutions, backward": ("convolution_backward",),
+    "convolutions, forward": ("mkldnn_convolution", "_slow_conv", "thnn_conv"),
+    "matrix products": ("addmm", "aten::mm", "aten::bmm", "linear"),
+    "batch norm": ("batch_norm",),
+    "ReLU, sums, pooling": ("threshold", "clamp_min", "aten::add", "max_pool", "mean", "relu"),
+}
+ELSE = "all else"
+
+
+def part_of(event: FunctionEvent) -> str:
+    """The part of a step that an event belongs to."""
+    outer = event
+    while outer is not None:
+        if outer.name in NAMED:
+            return outer.name
+        outer = outer.cpu_parent
+    found = (part for part, names in OPERATORS.items() if any(name in event.name for name in names))
+    return next(found, ELSE)
+
+
+def name_the_loss() -> None:
+    """Let the profiler know the forward pass of the loss, the searches in the bank among it."""
+    plain = psm.training.loss_of
+
+    def named(*given: object) -> object:
+        with record_function("loss and mining, forward"):
+            return plain(*given)
+
+    psm.training.loss_of = named
+
+
+def as_torch_has_it() -> None:
+    psm.topology.small_maps = lambda device: nullcontext()
+    mining.keep_freed_memory = lambda: False
+    mining.sgd = lambda learned, _: torch.optim.SGD(learned, 0.01, momentum=0.9, weight_decay=1e-3, foreach=True)
 
 
 def main() -> None:
@@ -31,30 +65,28 @@ def main() -> None:
     parser.add_argument("--encoder", default="resnet18")
     parser.add_argument("--stem", default="imagenet")
     parser.add_argument("--batch", type=int, default=256)
-    parser.add_argument("--steps", type=int, default=4)
+    parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--plain", action="store_true")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     if options.plain:
-        psm.topology.small_maps = lambda device: nullcontext()
-    contender = Contender(options.method, options.encoder, options.stem, options.batch)
-    contender.step()
+        as_torch_has_it()
+    name_the_loss()
+    contender = mining.Contender(options.method, options.encoder, options.stem, options.batch)
+    for _ in range(2):
+        contender.step()
     with profile() as trace:
         for _ in range(options.steps):
-            with record_function("whole step"):
-                contender.step()
-    events = trace.key_averages()
-    whole = next(event.cpu_time_total for event in events if event.key == "whole step")
-    print(f"{options.method}, {options.encoder}, {options.stem} stem: {whole / options.steps / 1e3:.0f} ms a step")
-    left = whole
-    for title, names in GROUPS:
-        own = sum(
-            e.self_cpu_time_total for e in events if any(name in e.key for name in names) and e.key != "whole step"
-        )
-        left -= own
-        print(f"{title:24} {own / whole:>7.1%} {own / options.steps / 1e3:>8.1f} ms")
-    print(f"{'all else':24} {left / whole:>7.1%} {left / options.steps / 1e3:>8.1f} ms")
+            contender.step()
+    found = dict.fromkeys((*OPERATORS, *NAMED, ELSE), 0.0)
+    for event in trace.events():
+        found[part_of(event)] += event.self_cpu_time_total / options.steps / 1e3
+    found["whole step"] = sum(found.values())
+    print(f"{options.method}, {options.encoder}, {options.stem} stem, batch {options.batch}, milliseconds a step")
+    for part, milliseconds in found.items():
+        print(f"{part:26} {milliseconds:8.1f} {milliseconds / found['whole step']:>7.1%}")
+    keep("profile-before" if options.plain else "profile", found)
 
 
 if __name__ == "__main__":

@@ -63,6 +63,13 @@ def in_turns(contenders: dict[str, Callable[[], float]], turns: int) -> dict[str
     return {name: values[1:] for name, values in given.items()}
 
 
+def timed(work: Callable[[], object]) -> float:
+    """Seconds that it takes."""
+    start = time.perf_counter()
+    work()
+    return time.perf_counter() - start
+
+
 def spread(values: list[float]) -> dict[str, float]:
     """Median, least and most."""
     return {"median": statistics.median(values), "least": min(values), "most": max(values)}
@@ -73,6 +80,6 @@ def shown(values: dict[str, float], digits: int = 2) -> str:
 
 
 def keep(name: str, result: object) -> None:
-    """Leave the figures where `python benchmarks/chart.py` finds them."""
+    """Leave the figures where `python benchmarks/publish.py` finds them."""
     RESULTS.mkdir(exist_ok=True)
     (RESULTS / f"{name}.json").write_text(json.dumps(result, indent=1) + "\n")

@@ -11,13 +11,13 @@ On a machine that others use at the same time, threads that wait for each other 
 
 import argparse
 import os
-import statistics
 import subprocess
 import sys
-import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+
+from turns import in_turns, keep, shown, spread, timed
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 MEAN, STD = (0.49, 0.48, 0.45), (0.25, 0.24, 0.26)
@@ -50,32 +50,22 @@ def compare(arguments: argparse.Namespace) -> None:
     work = f"{VIEWS} views of {BATCH} pictures, {arguments.threads} threads, {arguments.repeats} turns"
     print(f"{work}, torch {torch.__version__}")
     print(f"{'work':<16}{'contender':<22}{'ms a view':>10}{'times as slow as psm: median (least - most)':>46}")
+    rows = []
     for size in arguments.sizes:
         for blur in (0.0, 0.5):
             pictures = torch.randint(0, 256, (BATCH, 3, size, size), dtype=torch.uint8)
-            contenders = {
-                "psm": psm_views(pictures, blur),
-                "kornia": kornia_views(pictures, blur),
-                "lightly": lightly_views(pictures, blur, workers=0),
-                f"lightly, workers: {arguments.threads}": lightly_views(pictures, blur, workers=arguments.threads),
-            }
-            seconds = in_turns(contenders, arguments.repeats)
+            workers = {"lightly": 0, f"lightly, {arguments.threads} workers": arguments.threads}
+            contenders = {"psm": psm_views(pictures, blur), "kornia": kornia_views(pictures, blur)}
+            contenders |= {name: lightly_views(pictures, blur, count) for name, count in workers.items()}
+            seconds = in_turns({name: lambda w=work: timed(w) for name, work in contenders.items()}, arguments.repeats)
+            row = {"pixels": size, "blur": blur, "ms a view": {}, "times as slow as psm": {}}
             for name, times in seconds.items():
-                ratios = sorted(time / own for time, own in zip(times, seconds["psm"], strict=True))
-                milliseconds = statistics.median(times) * 1000 / (BATCH * VIEWS)
-                spread = f"{statistics.median(ratios):.1f} ({ratios[0]:.1f} - {ratios[-1]:.1f})"
-                print(f"{size} px, blur {blur:<4}{name:<22}{milliseconds:>10.4f}{spread:>46}", flush=True)
-
-
-def in_turns(contenders: dict[str, Callable[[], None]], repeats: int) -> dict[str, list[float]]:
-    """Seconds of each contender in each turn; the first turn warms up and is dropped."""
-    seconds: dict[str, list[float]] = {name: [] for name in contenders}
-    for _ in range(repeats + 1):
-        for name, work in contenders.items():
-            start = time.perf_counter()
-            work()
-            seconds[name].append(time.perf_counter() - start)
-    return {name: times[1:] for name, times in seconds.items()}
+                ratios = spread([time / own for time, own in zip(times, seconds["psm"], strict=True)])
+                row["ms a view"][name] = milliseconds = 1e3 * spread(times)["median"] / (BATCH * VIEWS)
+                row["times as slow as psm"][name] = ratios
+                print(f"{size} px, blur {blur:<4}{name:<22}{milliseconds:>10.4f}{shown(ratios, 1):>46}", flush=True)
+            rows.append(row)
+    keep("views", rows)
 
 
 def psm_views(pictures, blur: float) -> Callable[[], None]:

@@ -47,8 +47,8 @@ class Step(nn.Module):
         self.bank = Bank(13, 5)
         self._ddp_params_and_buffers_to_ignore = [f"bank.{n}" for n in ("rows", "ids", "pointer", "fill")]
 
-    def forward(self, views, ids, draws):
-        return step_loss(self.networks, views, ids, self.composition, self.bank, draws)
+    def forward(self, views, ids, draws, chunk=None):
+        return step_loss(self.networks, views, ids, self.composition, self.bank, draws, chunk)
 
 
 def train(method, rank, world):
@@ -110,6 +110,41 @@ def test_two_processes_equal_one(two_processes, method):
                     assert torch.allclose(rank[step][part][name], value, 1e-9, 1e-10), (part, name)
         for name in ("bank.rows", "bank.ids"):
             assert torch.equal(*(rank[step]["state"][name] for rank in ranks)), "banks differ between ranks"
+
+
+CHUNKED = ("simclr", "byol", "vicreg")
+
+
+def chunked(method, rank, world, order, chunk):
+    """Loss, gradients and statistics of one step in chunks."""
+    step = Step(method).double()
+    if world > 1:
+        join_batch_norm(step.networks, torch.device("cpu"))
+    wrapped = DistributedDataParallel(step) if world > 1 else step
+    views = torch.randn(2, BATCH, 3, 6, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    mine = torch.tensor(order)[share(BATCH, rank, world)]
+    loss, _, _ = wrapped(views[:, mine], mine, None, chunk)
+    loss.backward()
+    gradients = {n: p.grad for n, p in step.named_parameters() if p.grad is not None}
+    return {"loss": loss.detach(), **gradients, **dict(step.networks.named_buffers())}
+
+
+def chunk_worker(rank, port, folder):
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", rank=rank, world_size=2)
+    torch.save({method: chunked(method, rank, 2, range(BATCH), 2) for method in CHUNKED}, f"{folder}/{rank}.pt")
+    dist.destroy_process_group()
+
+
+def test_chunks_of_two_processes_equal_joined_chunks_of_one(tmp_path):
+    """Gradient caching under DDP: batch norm sees the same chunk of both processes, the loss the whole batch."""
+    mp.spawn(chunk_worker, (free_port(), str(tmp_path)), nprocs=2)
+    ranks = [torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(2)]
+    for method in CHUNKED:
+        one = chunked(method, 0, 1, (0, 1, 4, 5, 2, 3, 6, 7), 4)
+        for rank in ranks:
+            torch.testing.assert_close(rank[method], one, rtol=1e-9, atol=1e-10)
 
 
 def one_hot_worker(rank, port, folder):

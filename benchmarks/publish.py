@@ -1,0 +1,250 @@
+"""Write what the benchmarks left in benchmarks/results into docs/speed.md, and draw docs/speed.svg and docs/growth.svg.
+
+    python benchmarks/publish.py
+
+A table stands between `<!-- table: NAME -->` and `<!-- end -->`; all else in the page is left alone.
+"""
+
+import json
+import re
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import matplotlib
+
+matplotlib.use("Agg")
+from matplotlib import pyplot
+from matplotlib.axes import Axes
+
+RESULTS, DOCS = Path(__file__).resolve().parent / "results", Path(__file__).resolve().parent.parent / "docs"
+INK, PSM, OTHER, THIRD = "#333333", "#0072B2", "#E69F00", "#009E73"
+NAMES = {"simclr": "SimCLR", "byol": "BYOL", "mocov2": "MoCo v2", "nnclr": "NNCLR", "psm": "PSM"}
+
+
+def read(name: str) -> list[dict]:
+    return json.loads((RESULTS / f"{name}.json").read_text())
+
+
+def bare(axes: Axes, title: str) -> None:
+    axes.set_title(title, loc="left", fontsize=10, color=INK)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.tick_params(labelsize=9, colors=INK)
+
+
+def throughput() -> None:
+    """Images a second of psm, of the bare networks and of lightly, a panel for each encoder."""
+    rows = read("pipeline")
+    encoders = list(dict.fromkeys(row["encoder"] for row in rows))
+    figure, panels = pyplot.subplots(1, len(encoders), figsize=(9, 3.2), layout="constrained")
+    bars = (("psm", "psm", PSM, ""), ("bare", "networks alone", "#BBBBBB", "//"), ("lightly", "lightly", OTHER, ".."))
+    for axes, encoder in zip(panels, encoders, strict=True):
+        of_encoder = [row for row in rows if row["encoder"] == encoder]
+        for place, (name, label, colour, hatch) in enumerate(bars):
+            at = [index + (place - 1) * 0.27 for index in range(len(of_encoder))]
+            rates = [row["images a second"][name] for row in of_encoder]
+            axes.bar(at, rates, 0.25, label=label, color=colour, hatch=hatch, edgecolor="white", linewidth=0)
+        for index, row in enumerate(of_encoder):
+            height = max(row["images a second"].values())
+            factor = row["times lightly"]["median"]
+            axes.annotate(
+                f"{factor:.1f} x lightly", (index, height), (0, 3), textcoords="offset points", ha="center", fontsize=8
+            )
+        axes.set_xticks(range(len(of_encoder)), [NAMES[row["method"]] for row in of_encoder])
+        bare(axes, f"{encoder}: images a second, batch 256, 32 px")
+    panels[0].legend(frameon=False, fontsize=8, loc="lower right")
+    figure.savefig(DOCS / "speed.svg")
+
+
+def growth() -> None:
+    """Milliseconds of search and loss along bank, batch and k."""
+    rows = read("growth")
+    figure, panels = pyplot.subplots(1, 3, figsize=(9, 3.2), layout="constrained", sharey=True)
+    lines = (
+        ("loss", "PSM's loss and gradient", PSM, "o"),
+        ("search", "exact search, one direction", OTHER, "s"),
+        ("byol", "BYOL's loss and gradient", THIRD, "^"),
+    )
+    for axes, axis in zip(panels, ("bank", "batch", "k"), strict=True):
+        along = [row for row in rows if row["axis"] == axis]
+        for name, label, colour, marker in lines:
+            middle = [row[name]["median"] for row in along]
+            axes.plot([row[axis] for row in along], middle, color=colour, marker=marker, markersize=4, label=label)
+            low, high = ([row[name][end] for row in along] for end in ("least", "most"))
+            axes.fill_between([row[axis] for row in along], low, high, color=colour, alpha=0.15, linewidth=0)
+        axes.set_xscale("log")
+        axes.set_yscale("log")
+        bare(axes, {"bank": "rows in the bank", "batch": "pictures in a batch", "k": "mined positives k"}[axis])
+    panels[0].set_ylabel("milliseconds", fontsize=9)
+    panels[2].legend(frameon=False, fontsize=8, loc="upper left")
+    figure.savefig(DOCS / "growth.svg")
+
+
+def figure_of(values: dict[str, float], digits: int = 1) -> str:
+    """Median (least – most)."""
+    return f"{values['median']:.{digits}f} ({values['least']:.{digits}f} – {values['most']:.{digits}f})"
+
+
+def table(head: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
+    head = list(head)
+    lines = (head, ["---"] * len(head), *rows)
+    return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)
+
+
+def pipeline_table() -> str:
+    head = ("encoder", "method", "psm", "lightly", "times lightly", "… in channels-last", "of the networks alone")
+    return table(
+        head,
+        (
+            (
+                row["encoder"],
+                NAMES[row["method"]],
+                *(f"{row['images a second'][name]:.0f}" for name in ("psm", "lightly")),
+                *(figure_of(row[name]) for name in ("times lightly", "times lightly, channels-last")),
+                figure_of(row["of bare networks"], 2),
+            )
+            for row in read("pipeline")
+        ),
+    )
+
+
+def views_table() -> str:
+    rows = read("views")
+    others = [name for name in rows[0]["ms a view"] if name != "psm"]
+    return table(
+        ("views", "psm, ms a view", *(f"{name} takes, times" for name in others)),
+        (
+            (
+                f"{row['pixels']} px{', blur' if row['blur'] else ''}",
+                f"{row['ms a view']['psm']:.3f}",
+                *(figure_of(row["times as slow as psm"][name]) for name in others),
+            )
+            for row in rows
+        ),
+    )
+
+
+def convolutions_table() -> str:
+    return table(
+        ("forward and backward of", "torch, ms", "psm, ms", "times as fast"),
+        (
+            (row["of"], f"{row['ms']['torch']:.0f}", f"{row['ms']['psm']:.0f}", figure_of(row["times as fast"]))
+            for row in read("convolutions")
+        ),
+    )
+
+
+def mining_table() -> str:
+    stems = (("small", "small (3x3, the default at 32 pixels)"), ("imagenet", "ImageNet (7x7 and pooling)"))
+    found = [(title, read(f"mining-resnet18-{stem}")) for stem, title in stems]
+    return table(
+        ("stem of ResNet-18", "BYOL, ms a step", "PSM, ms a step", "PSM / BYOL", "target and bank"),
+        (
+            (
+                title,
+                f"{rows['byol']['ms']:.0f}",
+                f"{rows['psm']['ms']:.0f}",
+                figure_of(rows["psm"]["times byol"], 3),
+                f"{rows['psm']['target and bank']:.1%}",
+            )
+            for title, rows in found
+        ),
+    )
+
+
+def growth_table() -> str:
+    def index(row: dict) -> tuple[str, ...]:
+        if "faiss recall" not in row:
+            return ("", "", "")
+        return (*(figure_of(row[f"faiss {part}"]) for part in ("search", "upkeep")), f"{row['faiss recall']:.2f}")
+
+    head = ("batch", "bank", "k", "exact search, ms", "PSM's loss, ms", "faiss: search, ms", "upkeep, ms", "recall")
+    return table(
+        head,
+        (
+            (
+                f"{row['batch']:,}",
+                f"{row['bank']:,}",
+                row["k"],
+                *(figure_of(row[name]) for name in ("search", "loss")),
+                *index(row),
+            )
+            for row in read("growth")
+        ),
+    )
+
+
+def large_batch_table() -> str:
+    return table(
+        ("encoder", "batch", "chunk", "peak, GiB", "ms an image"),
+        (
+            (
+                f"{row['encoder']}, {row['stem']} stem",
+                row["batch"],
+                row["chunk"] or "–",
+                f"{row['GiB']:.1f}",
+                figure_of(row["ms an image"], 2),
+            )
+            for row in read("large_batch")
+        ),
+    )
+
+
+def evaluation_table() -> str:
+    parts = ("features", "knn", "linear", "epoch")
+    return table(
+        ("encoder", "features of 60,000, s", "kNN, s", "linear, s", "an epoch of PSM, s", "all three, of an epoch"),
+        (
+            (name, *(figure_of(row[part]) for part in parts), figure_of(row["of an epoch"], 2))
+            for name, row in ((name, read(f"evaluation-{name}")) for name in ("tiny", "resnet18"))
+        ),
+    )
+
+
+def start_table() -> str:
+    found = read("start")
+    return table(
+        ("", "seconds"),
+        (
+            ("`psm --help`, CPU time beyond `python -c ''`", figure_of(found["help"], 2)),
+            ("first step of `psm pretrain` after the imports", figure_of(found["first step"])),
+        ),
+    )
+
+
+def profile_table() -> str:
+    before, after = read("profile-before"), read("profile")
+    return table(
+        ("part of a step", "before, ms", "now, ms", "now, share"),
+        (
+            (part, f"{before[part]:.0f}", f"{after[part]:.0f}", f"{after[part] / after['whole step']:.1%}")
+            for part in after
+        ),
+    )
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    "pipeline": pipeline_table,
+    "profile": profile_table,
+    "convolutions": convolutions_table,
+    "views": views_table,
+    "mining": mining_table,
+    "growth": growth_table,
+    "large batch": large_batch_table,
+    "evaluation": evaluation_table,
+    "start": start_table,
+}
+
+
+def fill(page: Path) -> None:
+    """Put every table in its place."""
+    text = page.read_text()
+    for name, made in TABLES.items():
+        place = re.compile(rf"(<!-- table: {name} -->\n).*?(\n<!-- end -->)", re.DOTALL)
+        text = place.sub(lambda found, made=made: f"{found[1]}\n{made()}\n{found[2]}", text)
+    page.write_text(text)
+
+
+if __name__ == "__main__":
+    throughput()
+    growth()
+    fill(DOCS / "speed.md")
