@@ -8,7 +8,7 @@ from torch import Tensor
 from psm import masses
 from psm.bank import Bank
 from psm.methods import Composition
-from psm.negatives import mine_negatives, mixed, of_other_images, of_the_bank
+from psm.negatives import Negatives, mine_negatives, mixed, of_other_images, of_the_bank
 from psm.objectives import contrastive, regression, variance_covariance
 from psm.positives import Positives, key_alone, nearest, soft_neighbours
 from psm.slices import sum_over_anchors
@@ -118,22 +118,30 @@ def _term(
 
     def share(part: slice, anchor: Tensor, pulled: Tensor, *candidates: Tensor) -> tuple[Tensor, Tensor]:
         """Of some of the anchors: the sum of their losses, and what the facts are made of."""
-        similarity = torch.einsum("nd,npd->np", anchor, pulled)
+        # Over the temperature before the products: to divide what comes of them would take a pass over all pairs.
+        near = anchor / temperature
+        logits = torch.einsum("nd,npd->np", near, pulled)
         if source == "bank":
-            negatives = of_the_bank(anchor, bank, None if own is None else own[part])
+            mine = None if own is None else own[part]
             if mining.mixed + mining.mixed_query:
-                negatives = mixed(anchor, bank, negatives, mining.hardest, mining.mixed, mining.mixed_query, generator)
+                rows = of_the_bank(anchor, bank, mine)
+                made = mixed(anchor, bank, rows, mining.hardest, mining.mixed, mining.mixed_query, generator)
+                negatives = Negatives(made.similarity / temperature, made.allowed)
+            else:
+                negatives = of_the_bank(near, bank, mine)
         else:
-            negatives = of_other_images(anchor, *candidates, present, part.start)
-        keep = negatives.allowed
+            negatives = of_other_images(near, *candidates, present, part.start)
+        keep = negatives.allowed if mining.mass == "sum" else negatives.mask
         if mining.pnsm:
-            keep = keep & mine_negatives(negatives.similarity.detach(), similarity[:, 0].detach(), mining.a, generator)
-        logits, weights, there = similarity / temperature, positives.weights[part], positives.present[part]
-        log_mass = _log_mass(negatives.similarity / temperature, keep, logits[:, 0], composition)
+            similarity, positive = (x.detach() * temperature for x in (negatives.similarity, logits[:, 0]))
+            keep = negatives.mask & mine_negatives(similarity, positive, mining.a, generator)
+        weights, there = positives.weights[part], positives.present[part]
+        log_mass = _log_mass(negatives.similarity, keep, logits[:, 0], composition)
         with torch.no_grad():
-            kept = keep.sum(1)
+            all_of_them = torch.full_like(log_mass, negatives.similarity.shape[1])
+            kept, allowed = (all_of_them if x is None else x.sum(1) for x in (keep, negatives.allowed))
             chance = weights.sum(1) * (there.sum(1) + kept).to(weights.dtype).log()
-            told = torch.stack([chance.sum(), kept.sum(), negatives.allowed.sum()])
+            told = torch.stack([x.sum().to(chance.dtype) for x in (chance, kept, allowed)])
         return contrastive(logits, weights, there, log_mass).sum(), told
 
     columns = bank.fill if source == "bank" else candidates.shape[0] * candidates.shape[1]
@@ -152,7 +160,7 @@ def _candidates(pair: Pair, positives: Positives, source: str) -> tuple[Tensor, 
     return candidates, torch.ones(candidates.shape[:2], dtype=torch.bool, device=candidates.device)
 
 
-def _log_mass(logits: Tensor, keep: Tensor, positive: Tensor, composition: Composition) -> Tensor:
+def _log_mass(logits: Tensor, keep: Tensor | None, positive: Tensor, composition: Composition) -> Tensor:
     wanted, temperature = composition.negatives, composition.loss.temperature
     if wanted.mass == "debiased":
         return masses.debiased(logits, keep, positive, temperature, wanted.tau)

@@ -163,7 +163,7 @@ def _candidates(moment: Moment, source: str, queries: Embedded, others: Embedded
     if source == "bank":
         rows, ids = moment.bank.filled
         own = None if moment.composition.bank.own else queries.ids
-        return ids, rows, of_the_bank(queries.query, moment.bank, own).allowed
+        return ids, rows, of_the_bank(queries.query, moment.bank, own).mask
     ids, vectors = others.ids[:, None], (others.query if source == "queries" else others.key)[:, None]
     if source == "positives":
         mined, positives = _positives(moment, others, others)

@@ -63,7 +63,7 @@ def negative_gradients(
     respect to a query of unit length, before it is normalised, has the length sqrt(1 - s^2) in both.
     """
     negatives = of_the_bank(query, bank, own)
-    similarity = negatives.similarity.masked_fill(~negatives.allowed, -torch.inf)
+    similarity = negatives.similarity.masked_fill(~negatives.mask, -torch.inf)
     positive = (query * key).sum(1, keepdim=True)
     log_mass = torch.logsumexp(torch.cat([positive, similarity], 1) / temperature, 1, keepdim=True)
     nearest, places = similarity.topk(ranks, dim=1)

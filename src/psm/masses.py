@@ -12,8 +12,8 @@ from torch import Tensor
 from psm.objectives import masked_logsumexp
 
 
-def total(logits: Tensor, keep: Tensor) -> Tensor:
-    """The plain sum of exp: InfoNCE."""
+def total(logits: Tensor, keep: Tensor | None = None) -> Tensor:
+    """The plain sum of exp: InfoNCE. Without ``keep`` all are kept."""
     return masked_logsumexp(logits, keep)
 
 

@@ -14,7 +14,12 @@ class Negatives(NamedTuple):
     """The candidates of each query: their similarity to it (N, M) and which of them are its negatives (N, M)."""
 
     similarity: Tensor
-    allowed: Tensor
+    allowed: Tensor | None  # None: all of them
+
+    @property
+    def mask(self) -> Tensor:
+        """Which of them are its negatives, spelt out."""
+        return torch.ones_like(self.similarity, dtype=torch.bool) if self.allowed is None else self.allowed
 
 
 def of_other_images(anchor: Tensor, candidates: Tensor, present: Tensor, first: int = 0) -> Negatives:
@@ -50,9 +55,8 @@ def mine_negatives(
 def of_the_bank(query: Tensor, bank: Bank, own: Tensor | None = None) -> Negatives:
     """MoCo: the bank's filled rows, but for those with the queries' own ids (N,), if given."""
     rows, ids = bank.filled
-    similarity = query @ rows.to(query.dtype).T
-    allowed = torch.ones_like(similarity, dtype=torch.bool)
-    return Negatives(similarity, allowed if own is None else mark_own(allowed, ids, own, False))
+    negatives = Negatives(query @ rows.to(query.dtype).T, None)
+    return negatives if own is None else negatives._replace(allowed=mark_own(negatives.mask, ids, own, False))
 
 
 def mixed(
@@ -74,7 +78,7 @@ def mixed(
     if not bank.fill:
         return negatives
     with torch.no_grad():
-        ranked = negatives.similarity.masked_fill(~negatives.allowed, -torch.inf)
+        ranked = negatives.similarity.masked_fill(~negatives.mask, -torch.inf)
         best, places = ranked.topk(min(hardest, ranked.shape[1]), dim=1)
         usable = best > -torch.inf
 
@@ -99,7 +103,7 @@ def mixed(
     of_query = y * to_itself + (1 - y) * negatives.similarity.gather(1, third)
     similarity = torch.cat([negatives.similarity, of_pairs / length, of_query / length_query], 1)
     some = usable.any(1, keepdim=True).expand(-1, pairs + with_query)
-    return Negatives(similarity, torch.cat([negatives.allowed, some], 1))
+    return Negatives(similarity, torch.cat([negatives.mask, some], 1))
 
 
 def _dot_rows(rows: Tensor, first: Tensor, second: Tensor) -> Tensor:

@@ -6,30 +6,33 @@ from torch.autograd.function import once_differentiable
 from torch.nn.functional import relu
 
 
-def masked_logsumexp(values: Tensor, keep: Tensor, dim: int = -1) -> Tensor:
-    """log of the sum of exp over the kept values; -inf, with a zero gradient, where none is kept."""
-    return _MaskedLogSumExp.apply(values, keep, dim)
+def masked_logsumexp(values: Tensor, keep: Tensor | None = None) -> Tensor:
+    """log of the sum of exp over the kept values of a row; -inf, with a zero gradient, where none is kept."""
+    return _MaskedLogSumExp.apply(values, keep)
 
 
 class _MaskedLogSumExp(torch.autograd.Function):
-    """With half the passes over the values, and half the memory, of torch's own functions put together."""
+    """With a third of the passes over the values, and half the memory, of torch's own functions put together."""
 
     @staticmethod
-    def forward(ctx, values: Tensor, keep: Tensor, dim: int) -> Tensor:
-        shares = values.masked_fill(~keep, -torch.inf)
-        largest = shares.amax(dim, keepdim=True) if values.shape[dim] else values.sum(dim, keepdim=True)
-        largest = largest.clamp(min=torch.finfo(values.dtype).min)  # where none is kept, -inf - -inf is no number
-        total = shares.sub_(largest).exp_().sum(dim, keepdim=True)
-        ctx.save_for_backward(shares, total)
-        ctx.dim = dim
-        return (total.log() + largest).squeeze(dim)
+    def forward(ctx, values: Tensor, keep: Tensor | None) -> Tensor:
+        least = torch.finfo(values.dtype).min
+        if keep is not None:
+            values = values.masked_fill(~keep, least)
+        if not values.shape[-1]:
+            ctx.save_for_backward(values, values.new_zeros(*values.shape[:-1], 1))
+            return values.new_full(values.shape[:-1], -torch.inf)
+        largest = values.amax(-1, keepdim=True)
+        some = largest > least
+        shares = values.softmax(-1)  # a row at a time in the cache; the largest is one over the sum of exp(. - largest)
+        ctx.save_for_backward(shares, some)
+        return (largest - shares.amax(-1, keepdim=True).log()).masked_fill_(~some, -torch.inf).squeeze(-1)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, gradient: Tensor) -> tuple[Tensor, None, None]:
-        shares, total = ctx.saved_tensors
-        # What is kept sums to at least 1, so that only an empty row, whose shares are 0, is changed by the clamp.
-        return shares * (gradient.unsqueeze(ctx.dim) / total.clamp(min=1.0)), None, None
+    def backward(ctx, gradient: Tensor) -> tuple[Tensor, None]:
+        shares, some = ctx.saved_tensors
+        return shares * (gradient.unsqueeze(-1) * some), None
 
 
 def contrastive(logits: Tensor, weights: Tensor, present: Tensor, log_mass: Tensor) -> Tensor:
