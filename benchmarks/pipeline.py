@@ -6,7 +6,8 @@
 Batch 256 at 32 pixels in float32 with the same encoder and heads. Each contender runs in a process of its own and they
 take turns; ratios are taken within a turn. lightly runs with whichever of one or two worker processes was fastest in a
 trial before, once as its examples put it together and once with networks and views moved to channels-last by hand, as
-psm does by itself. The floor is forward and backward of the same networks on ready tensors.
+psm does by itself. The floor is forward and backward of the same networks on ready tensors. Rows of methods and
+encoders that are not measured this time stay in the results as they were.
 """
 
 import argparse
@@ -16,7 +17,7 @@ import statistics
 import sys
 from pathlib import Path
 
-from turns import Contender, in_turns, keep, shown, spread
+from turns import Contender, in_turns, keep, kept_before, shown, spread
 
 HERE = Path(__file__).resolve().parent
 METHODS = ("simclr", "byol", "mocov2", "nnclr")
@@ -96,7 +97,10 @@ def main() -> None:
         rates = ", ".join(f"{rate:.0f}" for rate in row["images a second"].values())
         kinds = ("times lightly", "times lightly, channels-last", "of bare networks")
         print(line(method, encoder, rates, *(shown(row[kind]) for kind in kinds)), flush=True)
-    keep("pipeline", rows)
+    measured = {(row["encoder"], row["method"]) for row in rows}
+    kept = [row for row in kept_before("pipeline") if (row["encoder"], row["method"]) not in measured]
+    places = {work: place for place, work in enumerate(itertools.product(ENCODERS, METHODS))}
+    keep("pipeline", sorted(kept + rows, key=lambda row: places[row["encoder"], row["method"]]))
 
 
 if __name__ == "__main__":

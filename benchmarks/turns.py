@@ -83,3 +83,9 @@ def keep(name: str, result: object) -> None:
     """Leave the figures where `python benchmarks/publish.py` finds them."""
     RESULTS.mkdir(exist_ok=True)
     (RESULTS / f"{name}.json").write_text(json.dumps(result, indent=1) + "\n")
+
+
+def kept_before(name: str) -> list[dict]:
+    """The rows that an earlier run left there."""
+    path = RESULTS / f"{name}.json"
+    return json.loads(path.read_text()) if path.exists() else []
