@@ -90,6 +90,7 @@ class BankConfig:
     """The memory that samples are mined from. None: as the method says."""
 
     size: int | None = key(None, "rows in the bank")
+    index: str | None = key(None, "faiss: search approximately, for large banks on a CPU; none: search exactly")
     own: bool | None = key(None, "let a query meet stale copies of its own picture there (the papers' plain reading)")
 
 

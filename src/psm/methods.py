@@ -124,6 +124,11 @@ def check(composition: Composition) -> None:
         at_least("loss.soft", loss.soft, 0, "without the method's own term"),
         at_least("loss.hard", loss.hard, 0, "without L_hard"),
         at_least("bank.size", bank.size, 1, "one row"),
+        (bank.index in (None, "faiss"), f"bank.index={bank.index} is unknown: choose faiss or none."),
+        (
+            bank.index is None or composition.mines,
+            "bank.index finds positives in the bank, and none are mined from it as set: leave bank.index out.",
+        ),
         between("topology.momentum", topology.momentum, 0, 1, "; the paper uses 0.99"),
         between("negatives.tau", negatives.tau, 0, 0.99),
         between("negatives.alpha", negatives.alpha, 0, 1),
