@@ -182,5 +182,5 @@ def test_without_faiss_one_is_told_so(monkeypatch):
     monkeypatch.setitem(sys.modules, "faiss", None)
     with pytest.raises(UserError, match="pip install"):
         Bank(8, 3, "faiss")
-    with pytest.raises(ValueError, match="choose faiss"):
+    with pytest.raises(ValueError, match="choose one of exact, faiss"):
         Bank(8, 3, "hnsw")

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 from psm.approximate import InvertedLists
+from psm.config import INDEXES
 
 SEARCH_ELEMENTS = 2**22  # similarities held at once while searching: 16 MiB in float32, whatever batch and bank
 BLOCK = 128
@@ -36,18 +37,18 @@ class Bank(nn.Module):
     rows: Tensor
     ids: Tensor
 
-    def __init__(self, size: int, width: int, index: str | None = None):
+    def __init__(self, size: int, width: int, index: str = "exact"):
         super().__init__()
         if size < 1:
             raise ValueError(f"a bank needs at least one row, not {size}")
-        if index not in (None, "faiss"):
-            raise ValueError(f"index {index!r} is unknown: choose faiss or None")
+        if index not in INDEXES:
+            raise ValueError(f"index {index!r} is unknown: choose one of {', '.join(INDEXES)}")
         self.size = size
         self.pointer = 0
         self.fill = 0
         self.register_buffer("rows", torch.zeros(size, width))
         self.register_buffer("ids", torch.full((size,), -1, dtype=torch.long))
-        self.index = None if index is None else InvertedLists(size, width)
+        self.index = InvertedLists(size, width) if index == "faiss" else None
         self._similarity = torch.empty(0)  # written by every search: fresh memory would cost as much as the product
 
     def get_extra_state(self) -> Tensor:
