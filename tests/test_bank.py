@@ -1,5 +1,8 @@
 """The bank: exact FIFO for any size, unit norm on entry, exact search in bounded memory."""
 
+import sys
+from copy import deepcopy
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -8,6 +11,7 @@ from torch.nn.functional import normalize
 
 import psm.bank
 from psm.bank import Bank
+from psm.errors import UserError
 
 
 @settings(max_examples=60, deadline=None)
@@ -104,3 +108,79 @@ def test_a_network_of_half_precision_leaves_the_rows_alone():
     rows = bank.rows.clone()
     assert torch.equal(bank.to(torch.bfloat16).rows, rows)
     assert bank.double().rows.dtype == torch.double
+
+
+def clumps(count, seed):
+    """Unit vectors in 40 clumps."""
+    draws = torch.Generator().manual_seed(seed)
+    centres = torch.randn(40, 16, generator=torch.Generator().manual_seed(0))
+    where = torch.randint(0, 40, (count,), generator=draws)
+    return normalize(centres[where] + 0.3 * torch.randn(count, 16, generator=draws), dim=1)
+
+
+def pushed(bank, pushes, first=0):
+    for step in range(first, first + pushes):
+        bank.push(clumps(96, step), torch.arange(96) + 96 * step)
+    return bank
+
+
+def test_an_index_finds_nearly_what_the_exact_search_finds():
+    """After many rounds through the bank, so that rows come and go and centroids are found anew."""
+    pytest.importorskip("faiss")
+    fast, exact = pushed(Bank(1000, 16, "faiss"), 33), pushed(Bank(1000, 16), 33)
+    assert torch.equal(fast.rows, exact.rows)
+    queries = clumps(64, 99)
+    found, true = (bank.nearest(queries, 5) for bank in (fast, exact))
+    shared = (found.ids[:, :, None] == true.ids[:, None, :]).any(2).float().mean()
+    assert shared > 0.95
+    assert found.found.all()
+    assert torch.allclose(found.similarity, (queries[:, None] * found.vectors).sum(2), atol=1e-6)
+    assert (found.similarity.diff(dim=1) <= 0).all()
+    held = set(fast.ids.tolist())
+    assert set(found.ids.flatten().tolist()) <= held, "a row that has left the bank was found"
+
+
+def test_an_index_passes_over_own_pictures_and_is_exact_where_it_finds_too_few():
+    pytest.importorskip("faiss")
+    bank = Bank(64, 16, "faiss")
+    rows = clumps(64, 1)
+    bank.push(rows, torch.zeros(64, dtype=torch.long))  # one picture alone
+    bank.push(rows[:6], torch.arange(6) + 1)
+    mined = bank.nearest(rows[:3], 4, own=torch.zeros(3, dtype=torch.long))
+    assert mined.found.all()
+    assert (mined.ids > 0).all()
+    assert not bank.nearest(rows[:3], 7, own=torch.zeros(3, dtype=torch.long)).found.any()
+
+
+def test_an_index_is_exact_until_the_bank_is_full():
+    pytest.importorskip("faiss")
+    fast, exact = pushed(Bank(1000, 16, "faiss"), 5), pushed(Bank(1000, 16), 5)
+    assert not fast.index.ready
+    assert torch.equal(fast.nearest(clumps(9, 7), 5).ids, exact.nearest(clumps(9, 7), 5).ids)
+
+
+def test_an_index_goes_on_where_it_was():
+    pytest.importorskip("faiss")
+    whole = pushed(Bank(1000, 16, "faiss"), 25)
+    whole.nearest(clumps(8, 5), 5)
+    resumed = Bank(1000, 16, "faiss")
+    resumed.load_state_dict(deepcopy(whole.state_dict()))
+    for bank in (whole, resumed):
+        pushed(bank, 9, first=25)
+    assert torch.equal(*(bank.nearest(clumps(50, 6), 5).ids for bank in (whole, resumed)))
+    Bank(1000, 16).load_state_dict(whole.state_dict())  # looked at without an index
+
+
+def test_an_index_survives_other_precisions():
+    pytest.importorskip("faiss")
+    bank = pushed(Bank(200, 16, "faiss"), 4)
+    for dtype in (torch.bfloat16, torch.double):
+        assert bank.to(dtype).nearest(clumps(4, 3), 3).found.all()
+
+
+def test_without_faiss_one_is_told_so(monkeypatch):
+    monkeypatch.setitem(sys.modules, "faiss", None)
+    with pytest.raises(UserError, match="pip install"):
+        Bank(8, 3, "faiss")
+    with pytest.raises(ValueError, match="choose one of exact, faiss"):
+        Bank(8, 3, "hnsw")

@@ -132,9 +132,13 @@ class Interruption(Exception):
     pass
 
 
-def test_resumed_equals_uninterrupted(tmp_path, small, monkeypatch):
+@pytest.mark.parametrize("index", ["exact", "faiss"])
+def test_resumed_equals_uninterrupted(tmp_path, small, monkeypatch, index):
     """Stopped within and between epochs; no step is repeated and each loss is the same to the bit."""
+    if index != "exact":
+        pytest.importorskip(index)
     small["save"] = {"every_steps": 1}
+    small["bank"] |= {"index": index}
     whole = psm.pretrain(tmp_path / "whole", **small)
     step, losses, stops = Pretraining.training_step, {}, [1, 3, 4, 5]
 
@@ -160,6 +164,15 @@ def test_resumed_equals_uninterrupted(tmp_path, small, monkeypatch):
         assert {k: v for k, v in one.items() if k not in ("seconds", "images_per_second")} == {
             k: v for k, v in other.items() if k not in ("seconds", "images_per_second")
         }
+
+
+def test_an_index_is_refused_where_it_would_do_nothing(tmp_path, small):
+    for changes, says in (({"method": "mocov2"}, "none are mined"), ({"method": "psm"}, "choose one of exact, faiss")):
+        small |= changes
+        small["bank"] |= {"index": "faiss" if changes["method"] == "mocov2" else "hnsw"}
+        with pytest.raises(UserError, match=says):
+            psm.pretrain(tmp_path / "run", **small)
+        assert not (tmp_path / "run").exists()
 
 
 def test_killed_and_resumed_ends_with_the_same_weights(tmp_path, small_arguments):

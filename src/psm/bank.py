@@ -1,14 +1,18 @@
 """The bank M: a first-in first-out memory of unit-norm target projections and the pictures they came from."""
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
+from psm.approximate import InvertedLists
+from psm.config import INDEXES
+
 SEARCH_ELEMENTS = 2**22  # similarities held at once while searching: 16 MiB in float32, whatever batch and bank
 BLOCK = 128
+SPARE = 4  # rows that an approximate search finds beyond k, for those that are of the query's own picture
 
 
 class Mined(NamedTuple):
@@ -25,20 +29,26 @@ class Bank(nn.Module):
 
     Where the next row goes and how many are filled are plain numbers that follow from what was pushed, so that neither
     a push nor a search waits for the device. Everything is part of the state dict.
+
+    The search is exact. With ``index="faiss"`` it is approximate once the bank is full, on a CPU: the centroids of its
+    inverted lists are found anew whenever all rows have been replaced.
     """
 
     rows: Tensor
     ids: Tensor
 
-    def __init__(self, size: int, width: int):
+    def __init__(self, size: int, width: int, index: str = "exact"):
         super().__init__()
         if size < 1:
             raise ValueError(f"a bank needs at least one row, not {size}")
+        if index not in INDEXES:
+            raise ValueError(f"index {index!r} is unknown: choose one of {', '.join(INDEXES)}")
         self.size = size
         self.pointer = 0
         self.fill = 0
         self.register_buffer("rows", torch.zeros(size, width))
         self.register_buffer("ids", torch.full((size,), -1, dtype=torch.long))
+        self.index = InvertedLists(size, width) if index == "faiss" else None
         self._similarity = torch.empty(0)  # written by every search: fresh memory would cost as much as the product
 
     def get_extra_state(self) -> Tensor:
@@ -46,6 +56,11 @@ class Bank(nn.Module):
 
     def set_extra_state(self, state: Tensor) -> None:
         self.pointer, self.fill = state.tolist()
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *given: Any) -> None:
+        if self.index is None:  # rows can be looked at without the index that they were mined by
+            state_dict.pop(f"{prefix}index._extra_state", None)
+        super()._load_from_state_dict(state_dict, prefix, *given)
 
     def _apply(self, function: Callable, recurse: bool = True) -> "Bank":
         """Rows stay in single precision at least in a network of half precision."""
@@ -63,8 +78,15 @@ class Bank(nn.Module):
         places = (torch.arange(len(rows), device=self.rows.device) + self.pointer + dropped) % self.size
         self.rows.index_copy_(0, places, rows)
         self.ids.index_copy_(0, places, ids.to(self.ids.dtype))
-        self.pointer = (self.pointer + dropped + len(rows)) % self.size
-        self.fill = min(self.fill + dropped + len(rows), self.size)
+        first = self.pointer + dropped
+        last = first + len(rows)
+        self.pointer, self.fill = last % self.size, min(self.fill + dropped + len(rows), self.size)
+        if self.index is None:
+            return
+        if last >= self.size:  # the last of the earlier rows are gone
+            self.index.fit(self.rows)
+        else:
+            self.index.replace(first, self.rows[first:last])
 
     @property
     def filled(self) -> tuple[Tensor, Tensor]:
@@ -75,10 +97,25 @@ class Bank(nn.Module):
     def nearest(self, vectors: Tensor, k: int, own: Tensor | None = None) -> Mined:
         """The k rows most similar (cosine) to each vector (N, D): eq. 3.
 
-        Rows with the id of the query's own picture, given as ``own`` (N,), are passed over. The search is exact and
-        runs over slices of the bank, so that its memory does not grow with the bank.
+        Rows with the id of the query's own picture, given as ``own`` (N,), are passed over. The exact search runs over
+        slices of the bank, so that its memory does not grow with the bank.
         """
         vectors = normalize(vectors.to(self.rows.dtype), dim=1)
+        if self.index is not None and self.index.ready and k:
+            best, places = self._approximate(vectors, k, own)
+        else:
+            best, places = self._exact(vectors, k, own)
+        found = (best > -torch.inf).all(1)
+        kept = found[:, None].expand_as(best)
+        return Mined(
+            vectors=self.rows[places] * kept[..., None],
+            similarity=best.masked_fill(~kept, 0.0),
+            ids=self.ids[places].masked_fill(~kept, -1),
+            found=found,
+        )
+
+    def _exact(self, vectors: Tensor, k: int, own: Tensor | None) -> tuple[Tensor, Tensor]:
+        """The k largest similarities (N, k) of unit vectors, -inf where there are too few rows, and their places."""
         count = len(vectors)
         best = vectors.new_full((count, k), -torch.inf)
         places = torch.zeros((count, k), dtype=torch.long, device=vectors.device)
@@ -93,14 +130,22 @@ class Bank(nn.Module):
             values, where = torch.cat([best, values], 1), torch.cat([places, where + start], 1)
             best, order = values.topk(k, dim=1)
             places = where.gather(1, order)
-        found = (best > -torch.inf).all(1)
-        kept = found[:, None].expand_as(best)
-        return Mined(
-            vectors=self.rows[places] * kept[..., None],
-            similarity=best.masked_fill(~kept, 0.0),
-            ids=self.ids[places].masked_fill(~kept, -1),
-            found=found,
-        )
+        return best, places
+
+    def _approximate(self, vectors: Tensor, k: int, own: Tensor | None) -> tuple[Tensor, Tensor]:
+        """The same by the index; exactly for vectors for which it finds too few rows."""
+        places = self.index.search(self.rows, vectors, k + SPARE)
+        usable = places >= 0
+        places = places.clamp(min=0)
+        if own is not None:
+            usable &= self.ids[places] != own[:, None]
+        similarity = torch.einsum("nd,npd->np", vectors, self.rows[places]).masked_fill_(~usable, -torch.inf)
+        best, order = similarity.topk(k, dim=1)
+        places = places.gather(1, order)
+        short = (best[:, -1] == -torch.inf).nonzero()[:, 0]
+        if len(short):
+            best[short], places[short] = self._exact(vectors[short], k, None if own is None else own[short])
+        return best, places
 
     def _product(self, vectors: Tensor, rows: Tensor) -> Tensor:
         """Similarities (N, M), overwritten by the next search."""

@@ -6,6 +6,7 @@ from typing import Any
 OBJECTIVES = ("contrastive", "regression", "variance-covariance")
 RULES = ("key", "nearest", "neighbours")
 WEIGHTINGS = ("V0", "V1", "V2", "V3", "V4")
+INDEXES = ("exact", "faiss")
 SOURCES = ("views", "positives", "bank", "queries", "none")
 MASSES = ("sum", "debiased", "hard", "bayesian")
 
@@ -90,6 +91,7 @@ class BankConfig:
     """The memory that samples are mined from. None: as the method says."""
 
     size: int | None = key(None, "rows in the bank")
+    index: str | None = key(None, "exact, or faiss: an approximate search, for large banks on a CPU")
     own: bool | None = key(None, "let a query meet stale copies of its own picture there (the papers' plain reading)")
 
 

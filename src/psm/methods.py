@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from psm.config import (
+    INDEXES,
     MASSES,
     OBJECTIVES,
     RULES,
@@ -124,6 +125,11 @@ def check(composition: Composition) -> None:
         at_least("loss.soft", loss.soft, 0, "without the method's own term"),
         at_least("loss.hard", loss.hard, 0, "without L_hard"),
         at_least("bank.size", bank.size, 1, "one row"),
+        known("bank.index", bank.index, INDEXES),
+        (
+            bank.index == "exact" or composition.mines,
+            f"bank.index={bank.index} finds positives in the bank, and none are mined from it as set: leave it out.",
+        ),
         between("topology.momentum", topology.momentum, 0, 1, "; the paper uses 0.99"),
         between("negatives.tau", negatives.tau, 0, 0.99),
         between("negatives.alpha", negatives.alpha, 0, 1),
@@ -192,7 +198,7 @@ _PSM = Composition(
         mixed=0,
         mixed_query=0,
     ),
-    bank=BankConfig(size=16384, own=False),
+    bank=BankConfig(size=16384, index="exact", own=False),
     loss=LossConfig(
         objective="contrastive",
         temperature=0.5,

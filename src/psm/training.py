@@ -16,6 +16,7 @@ from psm.contrast import fact_names, loss_of
 from psm.data import Pictures
 from psm.devices import without_autocast
 from psm.distributed import gather, join_batch_norm
+from psm.errors import UserError
 from psm.export import Loading
 from psm.methods import Composition
 from psm.optimiser import lay_out_momentum, sgd
@@ -106,7 +107,8 @@ class Pretraining(lightning.LightningModule):
         self.networks = networks
         self.composition = composition
         self.config = config
-        self.bank = Bank(composition.bank.size, config.heads.out) if composition.needs_bank else None
+        bank = composition.bank
+        self.bank = Bank(bank.size, config.heads.out, bank.index) if composition.needs_bank else None
         self.meter = Meter(("loss", *fact_names(composition), *(PURITY if config.monitor.purity else ())))
         # Known only where purity is measured: nothing that learns ever sees a label.
         self.register_buffer("labels", pictures.labels if config.monitor.purity else None, persistent=False)
@@ -123,6 +125,9 @@ class Pretraining(lightning.LightningModule):
         return len(self.pictures) // self.config.batch_size
 
     def setup(self, stage: str) -> None:
+        device = self.trainer.strategy.root_device.type
+        if self.bank is not None and self.bank.index is not None and device != "cpu":
+            raise UserError(f"bank.index=faiss searches on a CPU, and this run is on {device}: leave bank.index out.")
         # Lightning converts after it has restored a checkpoint, which would round what a resumed run begins with.
         self.trainer.precision_plugin.convert_module(self)
         if self.trainer.world_size > 1 and self.config.join_batch_norm:

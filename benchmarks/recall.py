@@ -1,0 +1,72 @@
+"""How much of what an exact search finds `bank.index=faiss` finds too, among the keys of a trained encoder.
+
+    python benchmarks/recall.py RUN [--root data] [--sizes 16384 65536] [--k 5]
+
+The bank holds keys of views of the run's pictures, as in training; the queries are 1,024 other views.
+"""
+
+import argparse
+from pathlib import Path
+
+import torch
+
+from growth import BATCH, milliseconds, recall
+from psm.augment import Views
+from psm.bank import Bank
+from psm.config import PicturesConfig, ViewsConfig
+from psm.data import load
+from psm.diagnostics import Moment, read_moment
+from turns import in_turns, keep, shown, spread
+
+QUERIES = 1024
+
+
+@torch.inference_mode()
+def keys(moment: Moment, pictures, count: int) -> torch.Tensor:
+    """Keys of so many views, each picture in turn."""
+    plain, draws = moment.views, torch.Generator().manual_seed(0)
+    views = Views(ViewsConfig(size=plain.size), plain.size, plain.mean, plain.std)
+    found = []
+    for first in range(0, count, 512):
+        rows = torch.arange(first, min(first + 512, count)) % len(pictures)
+        given = views.apply(pictures.take(rows), views.draw(len(rows), draws, 1))
+        found.append(moment.networks.keys(given.flatten(0, 1)))
+    return torch.cat(found)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("run", type=Path)
+    parser.add_argument("--root", default="data", help="where published sets lie")
+    parser.add_argument("--sizes", type=int, nargs="+", default=[16384, 65536])
+    parser.add_argument("--k", type=int, default=5)
+    parser.add_argument("--turns", type=int, default=7)
+    options = parser.parse_args()
+    moment = read_moment(options.run / "checkpoints" / "last.ckpt")
+    config = moment.config
+    wanted = PicturesConfig(root=options.root, limit=config.pictures.limit, download=False)
+    pictures = load(config.data, wanted, progress=False).train
+    vectors = keys(moment, pictures, max(options.sizes) + QUERIES)
+    queries, rows = vectors[:QUERIES], vectors[QUERIES:]
+    print(f"{'bank':>8} {'exact, ms':>20} {'faiss, ms':>20} {'recall':>7}")
+    found = []
+    for size in options.sizes:
+        exact, fast = Bank(size, rows.shape[1]), Bank(size, rows.shape[1], "faiss")
+        for bank in (exact, fast):
+            bank.push(rows[:size], torch.arange(size))
+        share = recall(*(bank.nearest(queries, options.k).ids for bank in (fast, exact)))
+        times = in_turns(
+            {
+                name: lambda b=bank: milliseconds(lambda: b.nearest(queries[:BATCH], options.k))
+                for name, bank in (("exact", exact), ("faiss", fast))
+            },
+            options.turns,
+        )
+        spreads = {name: spread(values) for name, values in times.items()}
+        print(f"{size:>8} {shown(spreads['exact'], 1):>20} {shown(spreads['faiss'], 1):>20} {share:>7.3f}", flush=True)
+        found.append({"bank": size, "k": options.k, "recall": share, **spreads})
+    keep("recall", found)
+
+
+if __name__ == "__main__":
+    main()
