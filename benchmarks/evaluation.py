@@ -40,7 +40,7 @@ def main() -> None:
     parts = (features[:TRAIN], labels[:TRAIN], features[TRAIN:], labels[TRAIN:])
     seconds = in_turns(
         {
-            "epoch": lambda: TRAIN / options.batch * sum(contender.step()[0] for _ in range(STEPS)) / STEPS,
+            "epoch": lambda: TRAIN / options.batch * timed(lambda: [contender.step() for _ in range(STEPS)]) / STEPS,
             "features": lambda: timed(lambda: extract(contender.networks.encoder, pictures, views)),
             "knn": lambda: timed(lambda: knn(*parts, classes=CLASSES, config=KnnConfig())),
             "linear": lambda: timed(

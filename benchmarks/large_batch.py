@@ -10,7 +10,7 @@ import json
 import subprocess
 import sys
 
-from turns import keep, shown, spread
+from turns import keep, shown, spread, timed
 
 CASES = (
     ("psm", "resnet18", "imagenet", 256, 0),
@@ -29,7 +29,7 @@ def measure(method: str, name: str, stem: str, batch: int, chunk: int) -> dict:
 
     contender = Contender(method, name, stem, batch, chunk or None)
     contender.step()
-    milliseconds = spread([1e3 * contender.step()[0] / batch for _ in range(3)])
+    milliseconds = spread([1e3 * timed(contender.step) / batch for _ in range(3)])
     return {"GiB": peak(), "ms an image": milliseconds}
 
 

@@ -1,18 +1,20 @@
-"""What mining adds to a step: a method's whole step beside BYOL's, in turns, and the share of target and bank.
+"""What mining adds to a step: a method's whole step beside BYOL's, in turns.
 
     python benchmarks/mining.py [--encoder resnet18] [--stem imagenet] [--methods psm snclr] [--turns 7]
 
 The paper's settings: batch 256, 32 pixels, bank of 16384 (full), k = 5. A step is views, networks, loss, gradient,
-optimiser, target and bank. Ratios are taken within a turn, so that a busy machine slows all alike.
+optimiser, target and bank. Each method has a process of its own, since two in one would share its memory, and ratios are
+taken within a turn, so that a busy machine slows all alike.
 """
 
 import argparse
-import statistics
-import time
+import os
+import sys
 
 import torch
 from torch.profiler import record_function
 
+import turns
 from psm.allocator import keep_freed_memory
 from psm.augment import Views
 from psm.bank import Bank
@@ -22,7 +24,6 @@ from psm.networks import encoder, predictor, prefers_channels_last, projector
 from psm.optimiser import sgd
 from psm.topology import Topology
 from psm.training import step_loss
-from turns import in_turns, keep, shown, spread
 
 SIZE, WIDTH = 32, 128
 
@@ -48,9 +49,8 @@ class Contender:
         self.views = Views(ViewsConfig(), SIZE, (0.5,) * 3, (0.25,) * 3)
         self.pictures = torch.randint(0, 256, (batch, 3, SIZE, SIZE), dtype=torch.uint8)
 
-    def step(self) -> tuple[float, float]:
-        """Seconds of a whole step, and of the updates of target and bank in it."""
-        start = time.perf_counter()
+    def step(self) -> None:
+        """One whole step."""
         with record_function("views"):
             draws = self.views.draw(self.batch, torch.Generator().manual_seed(0))
             views = self.views.apply(self.pictures, draws, channels_last=prefers_channels_last("cpu"))
@@ -60,13 +60,15 @@ class Contender:
         loss.backward()
         with record_function("optimiser"):
             self.optimiser.step()
-        updates = time.perf_counter()
         with record_function("target and bank"):
             self.networks.follow(self.composition.topology.momentum)
             if self.composition.needs_bank:
                 self.bank.push(latest.keys, latest.ids)
-        end = time.perf_counter()
-        return end - start, end - updates
+
+
+def start(method: str, options: argparse.Namespace) -> turns.Contender:
+    work = ("--encoder", options.encoder, "--stem", options.stem, "--batch", str(options.batch))
+    return turns.Contender([sys.executable, "-W", "ignore", __file__, "--alone", method, *work], dict(os.environ))
 
 
 def main() -> None:
@@ -75,22 +77,29 @@ def main() -> None:
     parser.add_argument("--stem", default="imagenet")
     parser.add_argument("--methods", nargs="+", default=["psm", "snclr", "simclr"])
     parser.add_argument("--batch", type=int, default=256)
+    parser.add_argument("--steps", type=int, default=4, help="in a turn")
     parser.add_argument("--turns", type=int, default=7)
+    parser.add_argument("--alone", help=argparse.SUPPRESS)  # take steps of this method when told to
     options = parser.parse_args()
+    if options.alone:
+        turns.answer(Contender(options.alone, options.encoder, options.stem, options.batch).step)
+        return
     names = ["byol", *options.methods]
-    contenders = {name: Contender(name, options.encoder, options.stem, options.batch) for name in names}
-    steps = in_turns({name: contender.step for name, contender in contenders.items()}, options.turns)
+    contenders = {name: start(name, options) for name in names}
+    work = {name: lambda c=c: c.seconds(options.steps) / options.steps for name, c in contenders.items()}
+    steps = turns.in_turns(work, options.turns)
+    for contender in contenders.values():
+        contender.stop()
     print(f"{options.encoder}, {options.stem} stem, batch {options.batch}, {torch.get_num_threads()} threads")
-    line = "{:8} {:>10} {:>26} {:>16}".format
-    print(line("method", "ms a step", "times BYOL", "target and bank"))
+    line = "{:8} {:>10} {:>26}".format
+    print(line("method", "ms a step", "times BYOL"))
     rows = {}
     for name in names:
-        ratios = spread([own[0] / byol[0] for own, byol in zip(steps[name], steps["byol"], strict=True)])
-        share = statistics.median(updates / whole for whole, updates in steps[name])
-        milliseconds = 1e3 * statistics.median(whole for whole, _ in steps[name])
-        rows[name] = {"ms": milliseconds, "times byol": ratios, "target and bank": share}
-        print(line(name, f"{milliseconds:.0f}", shown(ratios, 3), f"{share:.2%}"))
-    keep(f"mining-{options.encoder}-{options.stem}", rows)
+        ratios = turns.spread([own / byol for own, byol in zip(steps[name], steps["byol"], strict=True)])
+        milliseconds = 1e3 * turns.spread(steps[name])["median"]
+        rows[name] = {"ms": milliseconds, "times byol": ratios}
+        print(line(name, f"{milliseconds:.0f}", turns.shown(ratios, 3)))
+    turns.keep(f"mining-{options.encoder}-{options.stem}", rows)
 
 
 if __name__ == "__main__":
