@@ -3,8 +3,8 @@
     python benchmarks/mining.py [--encoder resnet18] [--stem imagenet] [--methods psm snclr] [--turns 7]
 
 The paper's settings: batch 256, 32 pixels, bank of 16384 (full), k = 5. A step is views, networks, loss, gradient,
-optimiser, target and bank. Each method has a process of its own, since two in one would share its memory, and ratios are
-taken within a turn, so that a busy machine slows all alike.
+optimiser, target and bank. Each method has a process of its own, since two in one would share its memory, and ratios
+are taken within a turn, so that a busy machine slows all alike.
 """
 
 import argparse
