@@ -77,7 +77,7 @@ def approximate(bank: Bank, queries: torch.Tensor, k: int, turns: int) -> dict:
         return {}
     fast = Bank(bank.size, WIDTH, "faiss")
     fast.push(bank.rows, bank.ids)
-    found, true = (one.nearest(queries, k).ids for one in (fast, bank))
+    found, true = (one.nearest(queries, k).vectors for one in (fast, bank))
 
     def upkeep() -> float:
         """A push, and a push's share of finding centroids and lists anew."""
@@ -97,8 +97,8 @@ def approximate(bank: Bank, queries: torch.Tensor, k: int, turns: int) -> dict:
 
 
 def recall(found: torch.Tensor, true: torch.Tensor) -> float:
-    """The share of the true neighbours (N, k) among those found."""
-    return (found[:, :, None] == true[:, None, :]).any(1).float().mean().item()
+    """The share of the true neighbours (N, k, D) among those found."""
+    return (found[:, :, None] == true[:, None]).all(3).any(1).float().mean().item()
 
 
 def main() -> None:

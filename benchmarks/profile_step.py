@@ -82,10 +82,10 @@ def main() -> None:
     found = dict.fromkeys((*OPERATORS, *NAMED, ELSE), 0.0)
     for event in trace.events():
         found[part_of(event)] += event.self_cpu_time_total / options.steps / 1e3
-    found["whole step"] = sum(found.values())
+    found["sum of the parts"] = sum(found.values())
     print(f"{options.method}, {options.encoder}, {options.stem} stem, batch {options.batch}, milliseconds a step")
     for part, milliseconds in found.items():
-        print(f"{part:26} {milliseconds:8.1f} {milliseconds / found['whole step']:>7.1%}")
+        print(f"{part:26} {milliseconds:8.1f} {milliseconds / found['sum of the parts']:>7.1%}")
     keep("profile-before" if options.plain else "profile", found)
 
 

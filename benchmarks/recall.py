@@ -2,7 +2,8 @@
 
     python benchmarks/recall.py RUN [--root data] [--sizes 16384 65536] [--k 5]
 
-The bank holds keys of views of the run's pictures, as in training; the queries are 1,024 other views.
+The bank holds keys of views of the run's pictures, the queries are 1,024 other views, and rows of a query's own picture
+are passed over, as in training.
 """
 
 import argparse
@@ -47,17 +48,18 @@ def main() -> None:
     wanted = PicturesConfig(root=options.root, limit=config.pictures.limit, download=False)
     pictures = load(config.data, wanted, progress=False).train
     vectors = keys(moment, pictures, max(options.sizes) + QUERIES)
-    queries, rows = vectors[:QUERIES], vectors[QUERIES:]
+    ids = torch.arange(len(vectors)) % len(pictures)
+    queries, rows, own, ids = vectors[:QUERIES], vectors[QUERIES:], ids[:QUERIES], ids[QUERIES:]
     print(f"{'bank':>8} {'exact, ms':>20} {'faiss, ms':>20} {'recall':>7}")
     found = []
     for size in options.sizes:
         exact, fast = Bank(size, rows.shape[1]), Bank(size, rows.shape[1], "faiss")
         for bank in (exact, fast):
-            bank.push(rows[:size], torch.arange(size))
-        share = recall(*(bank.nearest(queries, options.k).ids for bank in (fast, exact)))
+            bank.push(rows[:size], ids[:size])
+        share = recall(*(bank.nearest(queries, options.k, own).vectors for bank in (fast, exact)))
         times = in_turns(
             {
-                name: lambda b=bank: milliseconds(lambda: b.nearest(queries[:BATCH], options.k))
+                name: lambda b=bank: milliseconds(lambda: b.nearest(queries[:BATCH], options.k, own[:BATCH]))
                 for name, bank in (("exact", exact), ("faiss", fast))
             },
             options.turns,

@@ -119,16 +119,19 @@ def clumps(count, seed):
 
 
 def pushed(bank, pushes, first=0):
+    """So many batches, with a search after each, as in training."""
     for step in range(first, first + pushes):
         bank.push(clumps(96, step), torch.arange(96) + 96 * step)
+        bank.nearest(clumps(4, step), 3)
     return bank
 
 
 def test_an_index_finds_nearly_what_the_exact_search_finds():
     """After many rounds through the bank, so that rows come and go and centroids are found anew."""
     pytest.importorskip("faiss")
-    fast, exact = pushed(Bank(1000, 16, "faiss"), 33), pushed(Bank(1000, 16), 33)
+    fast, exact = pushed(Bank(1000, 16, "faiss"), 37), pushed(Bank(1000, 16), 37)
     assert torch.equal(fast.rows, exact.rows)
+    assert fast.index._index.ntotal == 1000
     queries = clumps(64, 99)
     found, true = (bank.nearest(queries, 5) for bank in (fast, exact))
     shared = (found.ids[:, :, None] == true.ids[:, None, :]).any(2).float().mean()
@@ -138,6 +141,56 @@ def test_an_index_finds_nearly_what_the_exact_search_finds():
     assert (found.similarity.diff(dim=1) <= 0).all()
     held = set(fast.ids.tolist())
     assert set(found.ids.flatten().tolist()) <= held, "a row that has left the bank was found"
+    newest = bank_rows(fast, 96)
+    assert torch.equal(fast.nearest(newest, 1).similarity.round(decimals=5), torch.ones(96, 1)), (
+        "a new row was not found"
+    )
+
+
+def bank_rows(bank, count):
+    """The rows pushed last."""
+    return bank.rows[(torch.arange(count) + bank.pointer - count) % bank.size]
+
+
+def test_an_index_is_really_used(monkeypatch):
+    """It looks into few lists: with one alone it misses much on rows without clumps."""
+    pytest.importorskip("faiss")
+    monkeypatch.setattr("psm.approximate.PROBES", 1)
+    rows, queries = torch.randn(2000, 16), torch.randn(100, 16)
+    found = []
+    for index in ("faiss", "exact"):
+        bank = Bank(2000, 16, index)
+        bank.push(rows, torch.arange(2000))
+        found.append(bank.nearest(queries, 5).ids)
+    shared = (found[0][:, :, None] == found[1][:, None, :]).any(2).float().mean()
+    assert 0.05 < shared < 0.9
+
+
+@pytest.mark.parametrize("copies", [3, 8])
+def test_an_index_serves_a_bank_with_many_copies_of_each_picture(monkeypatch, copies):
+    pytest.importorskip("faiss")
+    rows = clumps(250, 3).repeat(copies, 1) + 0.01 * torch.randn(250 * copies, 16)
+    bank = Bank(250 * copies, 16, "faiss")
+    bank.push(rows, torch.arange(250 * copies) % 250)
+    asked = []
+    exact = Bank._exact
+    monkeypatch.setattr(
+        Bank, "_exact", lambda self, vectors, *rest: asked.append(len(vectors)) or exact(self, vectors, *rest)
+    )
+    mined = bank.nearest(rows[:100], 5, own=torch.arange(100))
+    assert mined.found.all()
+    assert (mined.ids != torch.arange(100)[:, None]).all()
+    assert sum(asked) < 10
+
+
+def test_an_index_of_a_diverged_run_stands_back():
+    pytest.importorskip("faiss")
+    bank = pushed(Bank(200, 16, "faiss"), 3)
+    bank.push(torch.full((200, 16), torch.nan), torch.arange(200))
+    assert not bank.index.ready
+    bank.nearest(clumps(4, 0), 3)
+    pushed(bank, 6)
+    assert bank.index.ready
 
 
 def test_an_index_passes_over_own_pictures_and_is_exact_where_it_finds_too_few():
@@ -159,15 +212,18 @@ def test_an_index_is_exact_until_the_bank_is_full():
     assert torch.equal(fast.nearest(clumps(9, 7), 5).ids, exact.nearest(clumps(9, 7), 5).ids)
 
 
-def test_an_index_goes_on_where_it_was():
+def test_an_index_goes_on_where_it_was(monkeypatch):
     pytest.importorskip("faiss")
-    whole = pushed(Bank(1000, 16, "faiss"), 25)
-    whole.nearest(clumps(8, 5), 5)
+    monkeypatch.setattr("psm.approximate.PROBES", 1)  # so that other centroids would find other rows
+    whole = pushed(Bank(1000, 16, "faiss"), 23)
     resumed = Bank(1000, 16, "faiss")
     resumed.load_state_dict(deepcopy(whole.state_dict()))
-    for bank in (whole, resumed):
-        pushed(bank, 9, first=25)
-    assert torch.equal(*(bank.nearest(clumps(50, 6), 5).ids for bank in (whole, resumed)))
+    queries = torch.randn(200, 16)
+    for pushes in (0, 5, 9):  # before and after the centroids are found anew
+        for bank in (whole, resumed):
+            pushed(bank, pushes, first=23 + pushes)
+        assert torch.equal(whole.index.centroids, resumed.index.centroids)
+        assert torch.equal(*(bank.nearest(queries, 5).ids for bank in (whole, resumed)))
     Bank(1000, 16).load_state_dict(whole.state_dict())  # looked at without an index
 
 

@@ -275,6 +275,19 @@ def test_masked_logsumexp_has_zero_gradient_where_nothing_is_kept():
     assert torch.allclose(values.grad[0, ::2], values.detach()[0, ::2].exp())
 
 
+def test_masked_logsumexp_hides_no_damage():
+    values = torch.tensor([[1.0, torch.nan], [torch.nan, torch.nan], [1.0, 2.0]])
+    assert masked_logsumexp(values).isnan().tolist() == [True, True, False]
+    assert masked_logsumexp(values, torch.tensor([[True, False]] * 3)).isnan().tolist() == [False, True, False]
+
+
+def test_masked_logsumexp_of_nothing():
+    values = torch.zeros(2, 0, requires_grad=True)
+    result = masked_logsumexp(values)
+    assert (result == -torch.inf).all()
+    result.sum().backward()
+
+
 def test_queries_alone_carry_the_gradient():
     query, projection, key, other, rows = (x.requires_grad_() for x in random_vectors(2, *[(4, 6)] * 4, (12, 6)))
     contrast(

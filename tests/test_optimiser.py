@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from psm.config import OptimConfig
-from psm.optimiser import lay_out_momentum, sgd
+from psm.optimiser import settle, sgd
 
 CONFIG = OptimConfig(warmup_lr=0.1, weight_decay=1e-2)
 
@@ -29,6 +29,17 @@ def test_it_is_fused_on_a_cpu_and_equals_the_plain_steps():
     torch.testing.assert_close(layer.state_dict(), plain.state_dict())
 
 
+def test_a_checkpoint_does_not_decide_how_the_step_is_taken():
+    layer = nn.Conv2d(3, 4, 3)
+    elsewhere = torch.optim.SGD(layer.parameters(), 0.1, momentum=0.9, foreach=True)
+    steps(layer, elsewhere, range(1))
+    optimiser = sgd(layer.parameters(), CONFIG)
+    optimiser.load_state_dict(elsewhere.state_dict())
+    settle(optimiser)
+    assert (optimiser.param_groups[0]["fused"], optimiser.param_groups[0]["foreach"]) == (True, None)
+    steps(layer, optimiser, range(1))
+
+
 def test_elsewhere_it_is_not():
     assert not sgd(nn.Linear(2, 2, device="meta").parameters(), CONFIG).defaults["fused"]
 
@@ -44,6 +55,6 @@ def test_momenta_of_another_layout_are_laid_out_anew():
     layer.to(memory_format=torch.channels_last)
     second = sgd(layer.parameters(), CONFIG)
     second.load_state_dict(first.state_dict())
-    lay_out_momentum(second)
+    settle(second)
     steps(layer, second, range(3, 6))
     torch.testing.assert_close(layer.state_dict(), whole.state_dict())

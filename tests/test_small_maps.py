@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from psm import networks
-from psm.small_maps import PRODUCTS, SmallMaps, small_maps, windows
+from psm.small_maps import PRODUCTS, SmallMaps, _transforms, small_maps, windows
 
 FORMATS = (torch.contiguous_format, torch.channels_last)
 
@@ -147,8 +147,30 @@ def test_half_precision_keeps_away_from_the_transforms():
     assert torch.equal(out, layer(maps))
 
 
-def test_autocast_reaches_the_product():
-    layer = nn.Conv2d(4, 6, 3, padding=1)
-    with torch.autocast("cpu", torch.bfloat16), SmallMaps():
-        out = layer(torch.randn(2, 4, 2, 2))
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_autocast_is_torch_s(size):
+    """The linear layer of a 1x1 map runs in half precision too, the transforms of larger ones give way."""
+    layer, maps = nn.Conv2d(4, 6, 3, padding=1), torch.randn(2, 4, size, size)
+    with torch.autocast("cpu", torch.bfloat16):
+        plain = layer(maps)
+        with SmallMaps():
+            out = layer(maps)
     assert out.dtype == torch.bfloat16
+    torch.testing.assert_close(out, plain, rtol=2e-2, atol=2e-2)
+
+
+def test_transforms_made_in_inference_mode_serve_training():
+    layer, maps = nn.Conv2d(4, 6, 3, padding=1), torch.randn(2, 4, 4, 4)
+    _transforms.cache_clear()
+    with SmallMaps():
+        with torch.inference_mode():
+            layer(maps)
+        layer(maps.requires_grad_()).sum().backward()
+    assert maps.grad is not None
+
+
+def test_transforms_stay_on_the_cpu_whatever_the_default_device():
+    layer, maps = nn.Conv2d(4, 6, 3, padding=1), torch.randn(2, 4, 4, 4)
+    _transforms.cache_clear()
+    with SmallMaps(), torch.device("meta"):
+        assert layer(maps).device.type == "cpu"

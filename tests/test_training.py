@@ -14,10 +14,12 @@ from safetensors.torch import load_file
 from torch import nn
 
 import psm
+from psm import settings
+from psm.assembly import build_networks
 from psm.augment import Views
 from psm.batches import Batches
 from psm.checkpoints import read_checkpoint
-from psm.config import PicturesConfig, ViewsConfig
+from psm.config import PicturesConfig, PretrainConfig, ViewsConfig
 from psm.contrast import contrast
 from psm.data import DataSet, Pictures, load
 from psm.errors import Diverged, UserError
@@ -164,6 +166,26 @@ def test_resumed_equals_uninterrupted(tmp_path, small, monkeypatch, index):
         assert {k: v for k, v in one.items() if k not in ("seconds", "images_per_second")} == {
             k: v for k, v in other.items() if k not in ("seconds", "images_per_second")
         }
+
+
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
+def test_gradients_are_clipped_at_every_precision(tmp_path, small, precision):
+    """So hard that nothing but weight decay, which is off, could move the weights far."""
+    free = psm.pretrain(tmp_path / "free", **small, precision=precision, optim={"weight_decay": 0.0})
+    held = psm.pretrain(tmp_path / "held", **small, precision=precision, optim={"weight_decay": 0.0, "clip": 1e-6})
+    start = build_networks(settings.build(PretrainConfig, {**small, "out": "x"}), 16).encoder
+    moved = [
+        max((a - b).abs().max().item() for a, b in zip(start.parameters(), run.encoder.parameters(), strict=True))
+        for run in (free, held)
+    ]
+    assert moved[1] < 1e-5 < moved[0]
+
+
+def test_divergence_with_an_index_is_told_as_without(tmp_path, small):
+    pytest.importorskip("faiss")
+    small["bank"] |= {"index": "faiss"}
+    with pytest.raises(Diverged, match="lower optim"):
+        psm.pretrain(tmp_path / "run", **small, optim={"lr": 1e30})
 
 
 def test_an_index_is_refused_where_it_would_do_nothing(tmp_path, small):

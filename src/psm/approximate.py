@@ -49,7 +49,11 @@ class InvertedLists(nn.Module):
         return len(self.centroids) > 0
 
     def fit(self, rows: Tensor) -> None:
-        """Find centroids for the rows (M, D), starting from the present ones."""
+        """Find centroids for the rows (M, D), starting from the present ones; none where rows are no numbers."""
+        self._index = None
+        if not rows.isfinite().all():  # the run has diverged, and whoever watches it says so better
+            self.centroids = self.centroids[:0]
+            return
         clusters = faiss().Kmeans(
             self.width,
             self.lists,
@@ -59,7 +63,7 @@ class InvertedLists(nn.Module):
             max_points_per_centroid=SAMPLE,
         )
         clusters.train(rows.float().numpy(), init_centroids=self.centroids.numpy() if self.ready else None)
-        self.centroids, self._index = torch.from_numpy(clusters.centroids.copy()), None
+        self.centroids = torch.from_numpy(clusters.centroids.copy())
 
     def replace(self, first: int, rows: Tensor) -> None:
         """Rows were written from the place ``first`` on."""

@@ -12,7 +12,7 @@ from psm.config import INDEXES
 
 SEARCH_ELEMENTS = 2**22  # similarities held at once while searching: 16 MiB in float32, whatever batch and bank
 BLOCK = 128
-SPARE = 4  # rows that an approximate search finds beyond k, for those that are of the query's own picture
+SPARE = 4  # rows that an approximate search asks for beyond k, for those that are of the query's own picture
 
 
 class Mined(NamedTuple):
@@ -133,18 +133,27 @@ class Bank(nn.Module):
         return best, places
 
     def _approximate(self, vectors: Tensor, k: int, own: Tensor | None) -> tuple[Tensor, Tensor]:
-        """The same by the index; exactly for vectors for which it finds too few rows."""
-        places = self.index.search(self.rows, vectors, k + SPARE)
-        usable = places >= 0
-        places = places.clamp(min=0)
-        if own is not None:
-            usable &= self.ids[places] != own[:, None]
-        similarity = torch.einsum("nd,npd->np", vectors, self.rows[places]).masked_fill_(~usable, -torch.inf)
-        best, order = similarity.topk(k, dim=1)
-        places = places.gather(1, order)
-        short = (best[:, -1] == -torch.inf).nonzero()[:, 0]
-        if len(short):
-            best[short], places[short] = self._exact(vectors[short], k, None if own is None else own[short])
+        """The same by the index; exactly for vectors for which it finds too few rows.
+
+        Where a query's own picture takes most of the places, in a bank that holds many copies of each, four times as
+        many are asked for before that.
+        """
+
+        def search(vectors: Tensor, own: Tensor | None, count: int) -> tuple[Tensor, Tensor]:
+            places = self.index.search(self.rows, vectors, count)
+            usable = places >= 0
+            places = places.clamp(min=0)
+            if own is not None:
+                usable &= self.ids[places] != own[:, None]
+            similarity = torch.einsum("nd,npd->np", vectors, self.rows[places]).masked_fill_(~usable, -torch.inf)
+            best, order = similarity.topk(k, dim=1)
+            return best, places.gather(1, order)
+
+        best, places = search(vectors, own, k + SPARE)
+        for again in (lambda *of: search(*of, 4 * (k + SPARE)), lambda some, whose: self._exact(some, k, whose)):
+            short = (best[:, -1] == -torch.inf).nonzero()[:, 0]
+            if len(short):
+                best[short], places[short] = again(vectors[short], None if own is None else own[short])
         return best, places
 
     def _product(self, vectors: Tensor, rows: Tensor) -> Tensor:

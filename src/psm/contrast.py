@@ -119,18 +119,18 @@ def _term(
     def share(part: slice, anchor: Tensor, pulled: Tensor, *candidates: Tensor) -> tuple[Tensor, Tensor]:
         """Of some of the anchors: the sum of their losses, and what the facts are made of."""
         # Over the temperature before the products: to divide what comes of them would take a pass over all pairs.
-        near = anchor / temperature
-        logits = torch.einsum("nd,npd->np", near, pulled)
+        scaled = anchor / temperature
+        logits = torch.einsum("nd,npd->np", scaled, pulled)
         if source == "bank":
-            mine = None if own is None else own[part]
+            whose = None if own is None else own[part]
             if mining.mixed + mining.mixed_query:
-                rows = of_the_bank(anchor, bank, mine)
+                rows = of_the_bank(anchor, bank, whose)
                 made = mixed(anchor, bank, rows, mining.hardest, mining.mixed, mining.mixed_query, generator)
                 negatives = Negatives(made.similarity / temperature, made.allowed)
             else:
-                negatives = of_the_bank(near, bank, mine)
+                negatives = of_the_bank(scaled, bank, whose)
         else:
-            negatives = of_other_images(near, *candidates, present, part.start)
+            negatives = of_other_images(scaled, *candidates, present, part.start)
         keep = negatives.allowed if mining.mass == "sum" else negatives.mask
         if mining.pnsm:
             similarity, positive = (x.detach() * temperature for x in (negatives.similarity, logits[:, 0]))

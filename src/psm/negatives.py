@@ -11,7 +11,10 @@ DOT_ELEMENTS = (2**24, 2**19)  # of bank rows multiplied at a time on an acceler
 
 
 class Negatives(NamedTuple):
-    """The candidates of each query: their similarity to it (N, M) and which of them are its negatives (N, M)."""
+    """The candidates of each query: their similarity to it (N, M) and which of them are its negatives (N, M).
+
+    To the query as it was given: similarities of a query over the temperature are logits.
+    """
 
     similarity: Tensor
     allowed: Tensor | None  # None: all of them

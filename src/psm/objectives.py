@@ -12,7 +12,7 @@ def masked_logsumexp(values: Tensor, keep: Tensor | None = None) -> Tensor:
 
 
 class _MaskedLogSumExp(torch.autograd.Function):
-    """With a third of the passes over the values, and half the memory, of torch's own functions put together."""
+    """With half the passes over the values, and half the memory, of torch's own functions put together."""
 
     @staticmethod
     def forward(ctx, values: Tensor, keep: Tensor | None) -> Tensor:
@@ -20,19 +20,19 @@ class _MaskedLogSumExp(torch.autograd.Function):
         if keep is not None:
             values = values.masked_fill(~keep, least)
         if not values.shape[-1]:
-            ctx.save_for_backward(values, values.new_zeros(*values.shape[:-1], 1))
+            ctx.save_for_backward(values, torch.ones(*values.shape[:-1], 1, dtype=torch.bool, device=values.device))
             return values.new_full(values.shape[:-1], -torch.inf)
         largest = values.amax(-1, keepdim=True)
-        some = largest > least
+        none = largest <= least
         shares = values.softmax(-1)  # a row at a time in the cache; the largest is one over the sum of exp(. - largest)
-        ctx.save_for_backward(shares, some)
-        return (largest - shares.amax(-1, keepdim=True).log()).masked_fill_(~some, -torch.inf).squeeze(-1)
+        ctx.save_for_backward(shares, none)
+        return (largest - shares.amax(-1, keepdim=True).log()).masked_fill_(none, -torch.inf).squeeze(-1)
 
     @staticmethod
     @once_differentiable
     def backward(ctx, gradient: Tensor) -> tuple[Tensor, None]:
-        shares, some = ctx.saved_tensors
-        return shares * (gradient.unsqueeze(-1) * some), None
+        shares, none = ctx.saved_tensors
+        return shares * gradient.unsqueeze(-1).masked_fill(none, 0.0), None
 
 
 def contrastive(logits: Tensor, weights: Tensor, present: Tensor, log_mass: Tensor) -> Tensor:

@@ -108,7 +108,7 @@ PRODUCTS = {
 def _transforms(rows: Products, columns: Products, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
     """The transforms over both axes of maps, kernel and products."""
     with torch.inference_mode(False):
-        along = ([torch.tensor(matrix, dtype=torch.double) for matrix in axis] for axis in (rows, columns))
+        along = ([torch.tensor(m, dtype=torch.double, device="cpu") for m in axis] for axis in (rows, columns))
         return tuple(torch.kron(a, b).to(dtype) for a, b in zip(*along, strict=True))
 
 

@@ -19,7 +19,7 @@ from psm.distributed import gather, join_batch_norm
 from psm.errors import UserError
 from psm.export import Loading
 from psm.methods import Composition
-from psm.optimiser import lay_out_momentum, sgd
+from psm.optimiser import settle, sgd
 from psm.purity import NAMES as PURITY
 from psm.purity import purity
 from psm.randomness import derived_seed, generator
@@ -149,7 +149,7 @@ class Pretraining(lightning.LightningModule):
         return sgd((p for p in self.networks.parameters() if p.requires_grad), self.config.optim)
 
     def on_train_start(self) -> None:
-        lay_out_momentum(self.trainer.optimizers[0])
+        settle(self.trainer.optimizers[0])
 
     def learning_rate(self, step: int) -> float:
         optim, steps = self.config.optim, self.config.epochs * self.steps_per_epoch
