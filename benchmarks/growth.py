@@ -2,16 +2,13 @@
 
     python benchmarks/growth.py [--threads 2]
 
-Milliseconds of one direction's exact search, and of a symmetric loss with its gradient, beside BYOL's loss. Where faiss
-is installed (psm[faiss]) the search with `bank.index=faiss` is timed on the same rows, with its recall and with what it
-takes to keep the index up to date: 256 rows come and go with every step, and centroids are found anew for each round
-through the bank. These rows are drawn; recall on learnt ones is what benchmarks/recall.py measures.
+Milliseconds of one direction's exact search, and of a symmetric loss with its gradient, beside BYOL's loss. What
+`bank.index=faiss` takes is measured by benchmarks/recall.py.
 """
 
 import argparse
 import os
 import time
-from importlib.util import find_spec
 
 import torch
 from torch.nn.functional import normalize
@@ -68,37 +65,7 @@ def case(batch: int, size: int, k: int, turns: int) -> dict:
         },
         turns,
     )
-    return {name: spread(values) for name, values in times.items()} | approximate(bank, queries, k, turns)
-
-
-def approximate(bank: Bank, queries: torch.Tensor, k: int, turns: int) -> dict:
-    """With an index: milliseconds of a search and of a step's upkeep, and the share of true neighbours found."""
-    if not find_spec("faiss"):
-        return {}
-    fast = Bank(bank.size, WIDTH, "faiss")
-    fast.push(bank.rows, bank.ids)
-    found, true = (one.nearest(queries, k).vectors for one in (fast, bank))
-
-    def upkeep() -> float:
-        """A push, and a push's share of finding centroids and lists anew."""
-        push = milliseconds(lambda: fast.push(bank.rows[:BATCH], bank.ids[:BATCH]))
-        anew = milliseconds(lambda: (fast.index.fit(fast.rows), fast.nearest(queries[:1], k)))
-        fast.pointer = 0
-        return push + anew * BATCH / bank.size
-
-    times = in_turns(
-        {
-            "faiss search": lambda: milliseconds(lambda: fast.nearest(queries, k)),
-            "faiss upkeep": upkeep,
-        },
-        turns,
-    )
-    return {name: spread(values) for name, values in times.items()} | {"faiss recall": recall(found, true)}
-
-
-def recall(found: torch.Tensor, true: torch.Tensor) -> float:
-    """The share of the true neighbours (N, k, D) among those found."""
-    return (found[:, :, None] == true[:, None]).all(3).any(1).float().mean().item()
+    return {name: spread(values) for name, values in times.items()}
 
 
 def main() -> None:
@@ -107,17 +74,13 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    line = "{:>6} {:>8} {:>3} {:>22} {:>24} {:>32}".format
-    print(line("batch", "bank", "k", "search, ms", "loss, ms", "faiss: search, upkeep, recall"))
+    line = "{:>6} {:>8} {:>3} {:>22} {:>24}".format
+    print(line("batch", "bank", "k", "search, ms", "loss, ms"))
     rows = []
     for axis, batch, size, k in CASES:
         found = case(batch, size, k, options.turns)
         rows.append({"axis": axis, "batch": batch, "bank": size, "k": k, **found})
-        index = ""
-        if "faiss recall" in found:
-            index = ", ".join(f"{found[f'faiss {part}']['median']:.1f}" for part in ("search", "upkeep"))
-            index += f", {found['faiss recall']:.2f}"
-        print(line(batch, size, k, shown(found["search"], 1), shown(found["loss"], 1), index), flush=True)
+        print(line(batch, size, k, shown(found["search"], 1), shown(found["loss"], 1)), flush=True)
     keep("growth", rows)
 
 

@@ -90,7 +90,7 @@ def table(head: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
     return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)
 
 
-def pipeline_table() -> str:
+def pipeline_table(name: str = "pipeline") -> str:
     head = ("encoder", "method", "psm", "lightly", "times lightly", "… in channels-last", "of the networks alone")
     return table(
         head,
@@ -102,7 +102,7 @@ def pipeline_table() -> str:
                 *(figure_of(row[name]) for name in ("times lightly", "times lightly, channels-last")),
                 figure_of(row["of bare networks"], 2),
             )
-            for row in read("pipeline")
+            for row in read(name)
         ),
     )
 
@@ -151,21 +151,14 @@ def mining_table() -> str:
 
 
 def growth_table() -> str:
-    def index(row: dict) -> tuple[str, ...]:
-        if "faiss recall" not in row:
-            return ("", "", "")
-        return (*(figure_of(row[f"faiss {part}"]) for part in ("search", "upkeep")), f"{row['faiss recall']:.2f}")
-
-    head = ("batch", "bank", "k", "exact search, ms", "PSM's loss, ms", "faiss: search, ms", "upkeep, ms", "recall")
     return table(
-        head,
+        ("batch", "bank", "k", "exact search, ms", "PSM's loss, ms", "BYOL's loss, ms"),
         (
             (
                 f"{row['batch']:,}",
                 f"{row['bank']:,}",
                 row["k"],
-                *(figure_of(row[name]) for name in ("search", "loss")),
-                *index(row),
+                *(figure_of(row[name]) for name in ("search", "loss", "byol")),
             )
             for row in read("growth")
         ),
@@ -174,9 +167,13 @@ def growth_table() -> str:
 
 def recall_table() -> str:
     return table(
-        ("bank", "exact search, ms", "faiss, ms", "recall of the 5 nearest"),
+        ("bank", "exact search, ms", "… a push", "faiss, ms", "… a push", "recall of the 5 nearest"),
         (
-            (f"{row['bank']:,}", figure_of(row["exact"]), figure_of(row["faiss"]), f"{row['recall']:.1%}")
+            (
+                f"{row['bank']:,}",
+                *(figure_of(row[name]) for name in ("exact", "exact, upkeep", "faiss", "faiss, upkeep")),
+                f"{row['recall']:.1%}",
+            )
             for row in read("recall")
         ),
     )
@@ -233,6 +230,7 @@ def profile_table() -> str:
 
 TABLES: dict[str, Callable[[], str]] = {
     "pipeline": pipeline_table,
+    "pipeline, AVX2": lambda: pipeline_table("pipeline-avx2"),
     "profile": profile_table,
     "convolutions": convolutions_table,
     "views": views_table,

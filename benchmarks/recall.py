@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from growth import BATCH, milliseconds, recall
+from growth import BATCH, milliseconds
 from psm.augment import Views
 from psm.bank import Bank
 from psm.config import PicturesConfig, ViewsConfig
@@ -35,6 +35,21 @@ def keys(moment: Moment, pictures, count: int) -> torch.Tensor:
     return torch.cat(found)
 
 
+def recall(found: torch.Tensor, true: torch.Tensor) -> float:
+    """The share of the true neighbours (N, k, D) among those found."""
+    return (found[:, :, None] == true[:, None]).all(3).any(1).float().mean().item()
+
+
+def upkeep(bank: Bank, queries: torch.Tensor) -> float:
+    """Milliseconds that a step takes to push 256 rows, its share of finding centroids and lists anew included."""
+    bank.pointer = 0
+    push = milliseconds(lambda: bank.push(bank.rows[:BATCH], bank.ids[:BATCH]))
+    if bank.index is None:
+        return push
+    anew = milliseconds(lambda: (bank.index.fit(bank.rows), bank.nearest(queries[:1], 1)))
+    return push + anew * BATCH / bank.size
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("run", type=Path)
@@ -50,22 +65,21 @@ def main() -> None:
     vectors = keys(moment, pictures, max(options.sizes) + QUERIES)
     ids = torch.arange(len(vectors)) % len(pictures)
     queries, rows, own, ids = vectors[:QUERIES], vectors[QUERIES:], ids[:QUERIES], ids[QUERIES:]
-    print(f"{'bank':>8} {'exact, ms':>20} {'faiss, ms':>20} {'recall':>7}")
+    print(f"{'bank':>8} {'exact, ms':>20} {'a push':>20} {'faiss, ms':>20} {'a push':>20} {'recall':>7}")
     found = []
     for size in options.sizes:
         exact, fast = Bank(size, rows.shape[1]), Bank(size, rows.shape[1], "faiss")
         for bank in (exact, fast):
             bank.push(rows[:size], ids[:size])
         share = recall(*(bank.nearest(queries, options.k, own).vectors for bank in (fast, exact)))
-        times = in_turns(
-            {
-                name: lambda b=bank: milliseconds(lambda: b.nearest(queries[:BATCH], options.k, own[:BATCH]))
-                for name, bank in (("exact", exact), ("faiss", fast))
-            },
-            options.turns,
+        work = {}
+        for name, bank in (("exact", exact), ("faiss", fast)):
+            work[name] = lambda b=bank: milliseconds(lambda: b.nearest(queries[:BATCH], options.k, own[:BATCH]))
+            work[f"{name}, upkeep"] = lambda b=bank: upkeep(b, queries)
+        spreads = {name: spread(values) for name, values in in_turns(work, options.turns).items()}
+        print(
+            f"{size:>8} {' '.join(f'{shown(values, 1):>20}' for values in spreads.values())} {share:>7.3f}", flush=True
         )
-        spreads = {name: spread(values) for name, values in times.items()}
-        print(f"{size:>8} {shown(spreads['exact'], 1):>20} {shown(spreads['faiss'], 1):>20} {share:>7.3f}", flush=True)
         found.append({"bank": size, "k": options.k, "recall": share, **spreads})
     keep("recall", found)
 
