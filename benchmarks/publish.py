@@ -50,9 +50,19 @@ def throughput() -> None:
                 f"{factor:.1f} x lightly", (index, height), (0, 3), textcoords="offset points", ha="center", fontsize=8
             )
         axes.set_xticks(range(len(of_encoder)), [NAMES[row["method"]] for row in of_encoder])
+        axes.margins(y=0.12)
         bare(axes, f"{encoder}: images a second, batch 256, 32 px")
-    panels[0].legend(frameon=False, fontsize=8, loc="lower right")
+    figure.legend(
+        *panels[0].get_legend_handles_labels(), frameon=False, fontsize=9, loc="outside lower center", ncols=3
+    )
     figure.savefig(DOCS / "speed.svg")
+
+
+def short(number: int) -> str:
+    """4096 as 4k, a million as 1M."""
+    if number < 1000:
+        return str(number)
+    return f"{number / 1000:.0f}k" if number < 1_000_000 else f"{number / 1_000_000:.0f}M"
 
 
 def growth() -> None:
@@ -73,9 +83,11 @@ def growth() -> None:
             axes.fill_between([row[axis] for row in along], low, high, color=colour, alpha=0.15, linewidth=0)
         axes.set_xscale("log")
         axes.set_yscale("log")
+        axes.set_xticks([row[axis] for row in along], [short(row[axis]) for row in along])
+        axes.minorticks_off()
         bare(axes, {"bank": "rows in the bank", "batch": "pictures in a batch", "k": "mined positives k"}[axis])
     panels[0].set_ylabel("milliseconds", fontsize=9)
-    panels[2].legend(frameon=False, fontsize=8, loc="upper left")
+    panels[2].legend(frameon=False, fontsize=9, loc="upper left")
     figure.savefig(DOCS / "growth.svg")
 
 
