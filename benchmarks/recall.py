@@ -43,7 +43,7 @@ def recall(found: torch.Tensor, true: torch.Tensor) -> float:
 def upkeep(bank: Bank, queries: torch.Tensor) -> float:
     """Milliseconds that a step takes to push 256 rows, its share of finding centroids and lists anew included."""
     bank.pointer = 0
-    push = milliseconds(lambda: bank.push(bank.rows[:BATCH], bank.ids[:BATCH]))
+    push = milliseconds(lambda: bank.push(bank.rows[:BATCH].clone(), bank.ids[:BATCH].clone()))
     if bank.index is None:
         return push
     anew = milliseconds(lambda: (bank.index.fit(bank.rows), bank.nearest(queries[:1], 1)))

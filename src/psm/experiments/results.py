@@ -130,7 +130,7 @@ def _scores(record: Mapping[str, Any]) -> list[Row]:
     for score in record["scores"]:
         about = _about(record) | {"run": record["run"] if record["method"] else f"{record['run']}/{score['of']}"}
         about |= {} if record["method"] else {"title": score["of"]}
-        measured = {name: score[name] for name in ("score", "top1", "top5")}
+        measured = {"score": score["score"]} | {name: round(score[name], 4) for name in ("top1", "top5")}
         rest = {name: record.get(name) for name in (*facts, *machine)}
         settings = record["evaluation"] | {k: v for k, v in record["config"].items() if k not in MAY_CHANGE}
         told = about | measured | rest
