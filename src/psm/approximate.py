@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from psm.errors import UserError
 
 PROBES = 16  # lists that a search looks into
-ROUNDS = 8  # of k-means
-SAMPLE = 64  # rows a centroid is fitted to, at most
+ROUNDS = 4  # of k-means, from the centroids before
+SAMPLE = 32  # rows that a centroid is fitted to, at most
 
 
 def faiss() -> ModuleType:
