@@ -7,7 +7,7 @@ Batch 256 at 32 pixels in float32 with the same encoder and heads. Each contende
 take turns; ratios are taken within a turn. lightly runs with whichever of one or two worker processes was fastest in a
 trial before, once as its examples put it together and once with networks and views moved to channels-last by hand, as
 psm does by itself. The floor is forward and backward of the same networks on ready tensors. Rows of methods and
-encoders that are not measured this time stay in the results as they were.
+networks that are not measured this time stay in the results as they were.
 
 `--avx2` keeps all contenders from AVX-512, which most laptops do not have.
 """
@@ -23,7 +23,7 @@ from turns import Contender, in_turns, keep, kept_before, shown, spread
 
 HERE = Path(__file__).resolve().parent
 METHODS = ("simclr", "byol", "mocov2", "nnclr")
-ENCODERS = {"resnet18": "imagenet", "tiny": "small"}
+NETWORKS = ("resnet18-imagenet", "tiny-small", "tiny-imagenet")  # encoder and stem
 AVX2 = {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_ENABLE_INSTRUCTIONS": "AVX2"}
 
 
@@ -44,8 +44,9 @@ def best_workers(python: str, threads: int, *work: object) -> int:
     return min(seconds, key=seconds.get)
 
 
-def compare(method: str, encoder: str, options: argparse.Namespace) -> dict:
-    work = (method, encoder, ENCODERS[encoder], options.batch)
+def compare(method: str, network: str, options: argparse.Namespace) -> dict:
+    encoder, stem = network.split("-")
+    work = (method, encoder, stem, options.batch)
     threads, peers = options.threads, str(options.peers / "bin" / "python")
     workers = best_workers(peers, threads, *work)
     contenders = {
@@ -73,6 +74,7 @@ def compare(method: str, encoder: str, options: argparse.Namespace) -> dict:
     return {
         "method": method,
         "encoder": encoder,
+        "stem": stem,
         "images a second": {name: statistics.median(values) for name, values in rates.items()},
         "times lightly": ratios["lightly"],
         "of bare networks": ratios["bare"],
@@ -85,7 +87,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--peers", type=Path, required=True, help="environment made by benchmarks/make-peers")
     parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=METHODS)
-    parser.add_argument("--encoders", nargs="+", default=list(ENCODERS), choices=list(ENCODERS))
+    parser.add_argument("--networks", nargs="+", default=list(NETWORKS), choices=NETWORKS)
     parser.add_argument("--batch", type=int, default=256)
     parser.add_argument("--steps", type=int, default=6, help="of psm in a turn; lightly takes half as many")
     parser.add_argument("--turns", type=int, default=5)
@@ -94,20 +96,25 @@ def main() -> None:
     options = parser.parse_args()
     if options.avx2:
         os.environ |= AVX2  # the contenders inherit it
-    line = "{:8} {:9} {:>26} {:>20} {:>22} {:>20}".format
-    print(line("method", "encoder", "images a second", "times lightly", "its channels-last", "of bare networks"))
+    line = "{:8} {:17} {:>26} {:>20} {:>22} {:>20}".format
+    print(line("method", "network", "images a second", "times lightly", "its channels-last", "of bare networks"))
     rows = []
-    for encoder, method in itertools.product(options.encoders, options.methods):
-        row = compare(method, encoder, options)
+    for network, method in itertools.product(options.networks, options.methods):
+        row = compare(method, network, options)
         rows.append(row)
         rates = ", ".join(f"{rate:.0f}" for rate in row["images a second"].values())
         kinds = ("times lightly", "times lightly, channels-last", "of bare networks")
-        print(line(method, encoder, rates, *(shown(row[kind]) for kind in kinds)), flush=True)
-    measured = {(row["encoder"], row["method"]) for row in rows}
+        print(line(method, network, rates, *(shown(row[kind]) for kind in kinds)), flush=True)
+    measured = {pair(row) for row in rows}
     name = "pipeline-avx2" if options.avx2 else "pipeline"
-    kept = [row for row in kept_before(name) if (row["encoder"], row["method"]) not in measured]
-    places = {work: place for place, work in enumerate(itertools.product(ENCODERS, METHODS))}
-    keep(name, sorted(kept + rows, key=lambda row: places[row["encoder"], row["method"]]))
+    kept = [row for row in kept_before(name) if pair(row) not in measured]
+    places = {both: place for place, both in enumerate(itertools.product(NETWORKS, METHODS))}
+    keep(name, sorted(kept + rows, key=lambda row: places[pair(row)]))
+
+
+def pair(row: dict) -> tuple[str, str]:
+    """What was measured in a row: network and method."""
+    return f"{row['encoder']}-{row['stem']}", row["method"]
 
 
 if __name__ == "__main__":

@@ -25,6 +25,11 @@ def read(name: str) -> list[dict]:
     return json.loads((RESULTS / f"{name}.json").read_text())
 
 
+def named(row: dict) -> str:
+    """An encoder with its stem."""
+    return f"{row['encoder']}, {row['stem']} stem"
+
+
 def bare(axes: Axes, title: str) -> None:
     axes.set_title(title, loc="left", fontsize=10, color=INK)
     axes.spines[["top", "right"]].set_visible(False)
@@ -32,26 +37,26 @@ def bare(axes: Axes, title: str) -> None:
 
 
 def throughput() -> None:
-    """Images a second of psm, of the bare networks and of lightly, a panel for each encoder."""
+    """Images a second of psm, of the bare networks and of lightly, a panel for each network."""
     rows = read("pipeline")
-    encoders = list(dict.fromkeys(row["encoder"] for row in rows))
-    figure, panels = pyplot.subplots(1, len(encoders), figsize=(9, 3.2), layout="constrained")
+    networks = list(dict.fromkeys(named(row) for row in rows))
+    figure, panels = pyplot.subplots(1, len(networks), figsize=(4.5 * len(networks), 3.2), layout="constrained")
     bars = (("psm", "psm", PSM, ""), ("bare", "networks alone", "#BBBBBB", "//"), ("lightly", "lightly", OTHER, ".."))
-    for axes, encoder in zip(panels, encoders, strict=True):
-        of_encoder = [row for row in rows if row["encoder"] == encoder]
+    for axes, network in zip(panels, networks, strict=True):
+        of_network = [row for row in rows if named(row) == network]
         for place, (name, label, colour, hatch) in enumerate(bars):
-            at = [index + (place - 1) * 0.27 for index in range(len(of_encoder))]
-            rates = [row["images a second"][name] for row in of_encoder]
+            at = [index + (place - 1) * 0.27 for index in range(len(of_network))]
+            rates = [row["images a second"][name] for row in of_network]
             axes.bar(at, rates, 0.25, label=label, color=colour, hatch=hatch, edgecolor="white", linewidth=0)
-        for index, row in enumerate(of_encoder):
+        for index, row in enumerate(of_network):
             height = max(row["images a second"].values())
             factor = row["times lightly"]["median"]
             axes.annotate(
                 f"{factor:.1f} x lightly", (index, height), (0, 3), textcoords="offset points", ha="center", fontsize=8
             )
-        axes.set_xticks(range(len(of_encoder)), [NAMES[row["method"]] for row in of_encoder])
+        axes.set_xticks(range(len(of_network)), [NAMES[row["method"]] for row in of_network])
         axes.margins(y=0.12)
-        bare(axes, f"{encoder}: images a second, batch 256, 32 px")
+        bare(axes, f"{network}: images a second, batch 256")
     figure.legend(
         *panels[0].get_legend_handles_labels(), frameon=False, fontsize=9, loc="outside lower center", ncols=3
     )
@@ -108,7 +113,7 @@ def pipeline_table(name: str = "pipeline") -> str:
         head,
         (
             (
-                row["encoder"],
+                named(row),
                 NAMES[row["method"]],
                 *(f"{row['images a second'][name]:.0f}" for name in ("psm", "lightly")),
                 *(figure_of(row[name]) for name in ("times lightly", "times lightly, channels-last")),
@@ -196,7 +201,7 @@ def large_batch_table() -> str:
         ("encoder", "batch", "chunk", "peak, GiB", "ms an image"),
         (
             (
-                f"{row['encoder']}, {row['stem']} stem",
+                named(row),
                 row["batch"],
                 row["chunk"] or "–",
                 f"{row['GiB']:.1f}",

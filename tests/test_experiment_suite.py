@@ -1,6 +1,7 @@
 """A suite as its users meet it: a command that can be killed, repeated and read; pages in a real browser."""
 
 import csv
+import itertools
 import json
 import os
 import re
@@ -127,6 +128,23 @@ def test_one_failure_does_not_stop_the_rest(tmp_path, capsys):
     assert "nowhere" in failure["reason"]
     assert len(scores(out, "simclr")) == 2
     assert "SimCLR, seed 0 failed" in (out / "report" / "table1.html").read_text()
+
+
+def test_results_of_a_folder_do_not_say_where_it_lies(tmp_path):
+    import numpy
+    from PIL import Image
+
+    draw = numpy.random.default_rng(0)
+    for label, index in itertools.product(("cats", "dogs"), range(48)):
+        (tmp_path / "pets" / label).mkdir(parents=True, exist_ok=True)
+        pixels = draw.integers(0, 256, (16, 16, 3), dtype=numpy.uint8)
+        Image.fromarray(pixels).save(tmp_path / "pets" / label / f"{index}.png")
+    out = tmp_path / "study"
+    result = psm("run", "table1", f"out={out}", "preset=smoke", "methods=byol", f"data={tmp_path / 'pets'}")
+    assert result.returncode == 0, result.stderr
+    assert {row["data"] for row in table(out, "results")} == {"pets"}
+    kept = [path for path in (*out.glob("*.csv"), *out.glob("records/*"), *out.glob("report/*")) if path.is_file()]
+    assert [path.name for path in kept if str(tmp_path).encode() in path.read_bytes()] == []
 
 
 def test_two_suites_do_not_share_a_folder(tmp_path, capsys):

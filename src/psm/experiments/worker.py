@@ -21,7 +21,7 @@ from psm.allocator import keep_freed_memory
 from psm.config import MAY_CHANGE
 from psm.data.locking import locked
 from psm.errors import Diverged, UserError
-from psm.experiments.plan import BASELINES, PlannedRun
+from psm.experiments.plan import BASELINES, PlannedRun, data_name
 from psm.experiments.results import Study, has_gradients, read_record, write_record
 from psm.run import Run, read_lines
 
@@ -114,7 +114,7 @@ def _evaluate(study: Study, job: Job) -> list[dict[str, Any]]:
     keys = {"checkpoint": str(study.run(job.run.run)), "baselines": job.baselines, "progress": False}
     scores = [asdict(score) for score in run_evaluation(job.run.evaluation, keys).scores]
     # A record tells what was measured, not where on this machine: it can be kept and sent.
-    places = ("checkpoint", "pictures")
+    places = ("checkpoint", "data", "pictures")
     return [
         score | {"protocol": {key: value for key, value in score["protocol"].items() if key not in places}}
         for score in scores
@@ -139,14 +139,14 @@ def _about(study: Study, job: Job, protocol: dict[str, Any]) -> dict[str, Any]:
     from psm import settings
 
     run = Run(study.run(job.run.run))
-    config = dict(settings.flatten(settings.read_yaml(run.config)))
+    config = dict(settings.flatten(settings.read_yaml(run.config))) | {"data": data_name(job.run.data)}
     curves = read_lines(run.metrics)
     return {
         "run": job.run.run,
         "evaluated": job.run.evaluated,
         "title": job.run.title,
         "method": job.run.method,
-        "data": job.run.data,
+        "data": config["data"],
         "seed": job.run.seed,
         "epochs": config["epochs"],
         "batch_size": config["batch_size"],
