@@ -32,7 +32,7 @@ PRESETS: dict[str, Preset] = {
         Preset(
             "laptop",
             "CIFAR-10 on a CPU: 10,000 pictures, a small encoder, batch 64, lr 0.06, 10 epochs, three seeds",
-            "roughly 3 hours for all on two CPU cores with jobs=2 (65 runs of 4 to 6 core-minutes)",
+            "roughly 3 hours for all on two CPU cores with jobs=2 (65 runs of 4 to 8 core-minutes)",
             {
                 "pictures.limit": 10_000,
                 "encoder": "tiny",
