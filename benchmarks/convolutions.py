@@ -14,8 +14,8 @@ import torch
 from torch import nn
 
 from psm.allocator import keep_freed_memory
+from psm.faster import Faster
 from psm.networks import encoder
-from psm.small_maps import SmallMaps
 from turns import in_turns, keep, shown, spread
 
 LAYERS = (
@@ -43,7 +43,7 @@ def timed(network: nn.Module, inputs: torch.Tensor, mode: type) -> float:
 
 def compare(name: str, network: nn.Module, inputs: torch.Tensor, turns: int) -> dict:
     network, inputs = (x.to(memory_format=torch.channels_last) for x in (network, inputs))
-    modes = {"torch": nullcontext, "psm": SmallMaps}
+    modes = {"torch": nullcontext, "psm": Faster}
     seconds = in_turns({way: lambda m=mode: timed(network, inputs, m) for way, mode in modes.items()}, turns)
     ratio = spread([slow / fast for slow, fast in zip(seconds["torch"], seconds["psm"], strict=True)])
     milliseconds = {way: 1e3 * spread(values)["median"] for way, values in seconds.items()}

@@ -54,7 +54,7 @@ def name_the_loss() -> None:
 
 
 def as_torch_has_it() -> None:
-    psm.topology.small_maps = lambda device: nullcontext()
+    psm.topology.faster = lambda device: nullcontext()
     mining.keep_freed_memory = lambda: False
     mining.sgd = lambda learned, _: torch.optim.SGD(learned, 0.01, momentum=0.9, weight_decay=1e-3, foreach=True)
 

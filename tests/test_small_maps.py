@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from psm import networks
-from psm.small_maps import PRODUCTS, SmallMaps, _transforms, small_maps, windows
+from psm.faster import Faster, faster
+from psm.small_maps import PRODUCTS, transforms, windows
 
 FORMATS = (torch.contiguous_format, torch.channels_last)
 
@@ -43,7 +44,7 @@ def test_value_and_gradient_equal_the_convolution(
         maps = pictures.clone(memory_format=formats[0]).requires_grad_()
         try:
             if mode:
-                with SmallMaps():
+                with Faster():
                     out = layer(maps)
             else:
                 out = layer(maps)
@@ -86,7 +87,7 @@ def test_a_network_learns_the_same_and_stays_what_it_was(stem, channels_last):
     gradients = []
     for device in ("meta", "cpu"):  # any device but a CPU keeps the plain convolution
         network.zero_grad()
-        with small_maps(torch.device(device)):
+        with faster(torch.device(device)):
             network(pictures).square().sum().backward()
         gradients.append([p.grad.clone() for p in network.parameters()])
     torch.testing.assert_close(gradients[1], gradients[0])
@@ -118,7 +119,7 @@ def test_single_precision_errs_as_little_as_torch(size, stride):
         weights = torch.cos(torch.arange(out.numel(), dtype=out.dtype)).view_as(out)
         return out.detach(), *torch.autograd.grad((out * weights).sum(), (maps, layer.weight))
 
-    found, plain = (passes(maps, layer, mode) for mode in (SmallMaps, nullcontext))
+    found, plain = (passes(maps, layer, mode) for mode in (Faster, nullcontext))
     exact = passes(maps.detach().double().requires_grad_(), deepcopy(layer).double(), nullcontext)
     for fast, torchs, true in zip(found, plain, exact, strict=True):
         error, usual = ((x - true).abs().max() / true.abs().max() for x in (fast, torchs))
@@ -127,13 +128,13 @@ def test_single_precision_errs_as_little_as_torch(size, stride):
 
 def test_the_products_are_really_taken(monkeypatch):
     """By a ResNet at 32 pixels with the ImageNet stem: layer 2 and on, but for its strided first and 1x1 shortcuts."""
-    import psm.small_maps as room
+    import psm.faster as room
 
     taken = {"whole_map": [], "few_products": []}
     for name, sizes in taken.items():
         plain = getattr(room, name)
         monkeypatch.setattr(room, name, lambda *given, s=sizes, p=plain: s.append(given[0].shape[2]) or p(*given))
-    with small_maps(torch.device("cpu")), torch.no_grad():
+    with faster(torch.device("cpu")), torch.no_grad():
         networks.encoder("resnet18", "imagenet", 32)(torch.randn(2, 3, 32, 32))
     assert taken == {"few_products": [4, 4, 4, 4, 2, 2, 2], "whole_map": [2, 1, 1, 1]}
 
@@ -142,7 +143,7 @@ def test_half_precision_keeps_away_from_the_transforms():
     """Their rounding would be that of bfloat16, three times over."""
     layer = nn.Conv2d(4, 6, 3, padding=1).bfloat16()
     maps = torch.randn(2, 4, 4, 4).bfloat16()
-    with SmallMaps():
+    with Faster():
         out = layer(maps)
     assert torch.equal(out, layer(maps))
 
@@ -153,7 +154,7 @@ def test_autocast_is_torch_s(size):
     layer, maps = nn.Conv2d(4, 6, 3, padding=1), torch.randn(2, 4, size, size)
     with torch.autocast("cpu", torch.bfloat16):
         plain = layer(maps)
-        with SmallMaps():
+        with Faster():
             out = layer(maps)
     assert out.dtype == torch.bfloat16
     torch.testing.assert_close(out, plain, rtol=2e-2, atol=2e-2)
@@ -161,8 +162,8 @@ def test_autocast_is_torch_s(size):
 
 def test_transforms_made_in_inference_mode_serve_training():
     layer, maps = nn.Conv2d(4, 6, 3, padding=1), torch.randn(2, 4, 4, 4)
-    _transforms.cache_clear()
-    with SmallMaps():
+    transforms.cache_clear()
+    with Faster():
         with torch.inference_mode():
             layer(maps)
         layer(maps.requires_grad_()).sum().backward()
@@ -171,6 +172,6 @@ def test_transforms_made_in_inference_mode_serve_training():
 
 def test_transforms_stay_on_the_cpu_whatever_the_default_device():
     layer, maps = nn.Conv2d(4, 6, 3, padding=1), torch.randn(2, 4, 4, 4)
-    _transforms.cache_clear()
-    with SmallMaps(), torch.device("meta"):
+    transforms.cache_clear()
+    with Faster(), torch.device("meta"):
         assert layer(maps).device.type == "cpu"

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from psm.augment import Views
 from psm.data import Pictures
-from psm.small_maps import small_maps
+from psm.faster import faster
 
 Encode = Callable[[Tensor], Tensor]
 
@@ -47,7 +47,7 @@ def extract(
     features = []
     with (
         frozen(encoder),
-        small_maps(place.device),
+        faster(place.device),
         torch.autocast(place.device.type, torch.bfloat16 if "bf16" in precision else torch.float16, enabled=mixed),
     ):
         for rows in indices.split(batch_size):

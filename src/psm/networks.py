@@ -10,9 +10,9 @@ from types import ModuleType
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from psm.errors import UserError, did_you_mean
+from psm.faster import rectified
 
 STEMS = ("small", "imagenet")
 SMALL_BELOW = 96  # pixels: the stem that auto takes
@@ -32,9 +32,8 @@ class BasicBlock(nn.Module):
         self.downsample = shortcut(inputs, width, stride)
 
     def forward(self, maps: Tensor) -> Tensor:
-        inner = functional.relu(self.bn1(self.conv1(maps)), inplace=True)
-        inner = self.bn2(self.conv2(inner))
-        return functional.relu(inner.add_(self.downsample(maps)), inplace=True)
+        inner = rectified(self.bn1, self.conv1(maps))
+        return rectified(self.bn2, self.conv2(inner), plus=self.downsample(maps))
 
 
 class Bottleneck(nn.Module):
@@ -54,10 +53,9 @@ class Bottleneck(nn.Module):
         self.downsample = shortcut(inputs, outputs, stride)
 
     def forward(self, maps: Tensor) -> Tensor:
-        inner = functional.relu(self.bn1(self.conv1(maps)), inplace=True)
-        inner = functional.relu(self.bn2(self.conv2(inner)), inplace=True)
-        inner = self.bn3(self.conv3(inner))
-        return functional.relu(inner.add_(self.downsample(maps)), inplace=True)
+        inner = rectified(self.bn1, self.conv1(maps))
+        inner = rectified(self.bn2, self.conv2(inner))
+        return rectified(self.bn3, self.conv3(inner), plus=self.downsample(maps))
 
 
 class ResNet(nn.Module):
@@ -90,8 +88,7 @@ class ResNet(nn.Module):
         self.width = inputs
 
     def forward(self, pictures: Tensor) -> Tensor:
-        # Pooled first: the same values and gradients as the other way round, and a quarter of the ReLUs.
-        maps = functional.relu(self.maxpool(self.bn1(self.conv1(pictures))), inplace=True)
+        maps = self.maxpool(rectified(self.bn1, self.conv1(pictures)))
         maps = self.layer4(self.layer3(self.layer2(self.layer1(maps))))
         return maps.mean((2, 3))
 

@@ -13,64 +13,15 @@ Values and gradients are those of the convolution to rounding: the transforms' p
 infinity) were chosen for that, and err by 1.8e-6 of the largest value where torch errs by 1.2e-6.
 ``benchmarks/convolutions.py`` measures the speed, ``docs/speed.md`` has the figures.
 
-It is a mode around the forward pass, not another module: networks, state dicts and exported encoders stay as they are.
+``faster`` chooses between them and ``torch.conv2d``.
 """
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from fractions import Fraction
 from functools import cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
-
-
-def small_maps(device: torch.device) -> AbstractContextManager:
-    """The mode for forward passes on a device: matrix products for small maps on a CPU, nothing elsewhere."""
-    return SmallMaps() if device.type == "cpu" else nullcontext()
-
-
-class SmallMaps(TorchFunctionMode):
-    """Within it, ``conv2d`` takes matrix products where they apply."""
-
-    def __torch_function__(
-        self, function: Callable, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        if function is torch.conv2d and not torch.compiler.is_compiling():  # a compiler has its own ways
-            return _convolution(*args, **(kwargs or {}))
-        return function(*args, **(kwargs or {}))
-
-
-def _convolution(
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    stride: Any = 1,
-    padding: Any = 0,
-    dilation: Any = 1,
-    groups: int = 1,
-) -> Tensor:
-    """``torch.conv2d``, with its names."""
-    if input.ndim == 4 and groups == 1 and dilation in (1, (1, 1), [1, 1]) and not isinstance(padding, str):
-        (down, right), (top, left) = _both(stride), _both(padding)
-        row_products = PRODUCTS.get((input.shape[2], weight.shape[2], down, top))
-        column_products = PRODUCTS.get((input.shape[3], weight.shape[3], right, left))
-        exact = input.dtype in (torch.float32, torch.float64) and not torch.is_autocast_enabled("cpu")
-        if row_products and column_products and exact:
-            return few_products(input, weight, bias, row_products, column_products)
-        rows = windows(input.shape[2], weight.shape[2], down, top)
-        columns = windows(input.shape[3], weight.shape[3], right, left)
-        if rows and columns:
-            return whole_map(input, weight, bias, rows, columns)
-    return torch.conv2d(input, weight, bias, stride, padding, dilation, groups)
-
-
-def _both(value: Any) -> tuple[int, int]:
-    """One number for both axes, or one for each."""
-    values = tuple(value) if isinstance(value, (tuple, list)) else (value,)
-    return values * 2 if len(values) == 1 else values
 
 
 class Products(NamedTuple):
@@ -105,7 +56,7 @@ PRODUCTS = {
 
 
 @cache
-def _transforms(rows: Products, columns: Products, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+def transforms(rows: Products, columns: Products, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
     """The transforms over both axes of maps, kernel and products."""
     with torch.inference_mode(False):
         along = ([torch.tensor(m, dtype=torch.double, device="cpu") for m in axis] for axis in (rows, columns))
@@ -114,7 +65,7 @@ def _transforms(rows: Products, columns: Products, dtype: torch.dtype) -> tuple[
 
 def few_products(input: Tensor, weight: Tensor, bias: Tensor | None, rows: Products, columns: Products) -> Tensor:
     """The convolution of maps (N, C, h, w) by the products of both axes."""
-    maps, kernel, out = _transforms(rows, columns, input.dtype)
+    maps, kernel, out = transforms(rows, columns, input.dtype)
     batch, outputs, inputs = len(input), *weight.shape[:2]
     seen = torch.bmm(maps.expand(batch, -1, -1), input.permute(0, 2, 3, 1).flatten(1, 2))
     taps = (kernel @ weight.permute(2, 3, 0, 1).reshape(9, -1)).view(-1, outputs, inputs)

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
+from psm.faster import faster
 from psm.rerun import rerun
-from psm.small_maps import small_maps
 
 
 class Embeddings(NamedTuple):
@@ -62,7 +62,7 @@ class Topology(nn.Module):
 
     def _faster(self, device: torch.device) -> AbstractContextManager:
         """Convolutions by the way that is fastest on the device; a compiler has its own."""
-        return nullcontext() if self.compiled else small_maps(device)
+        return nullcontext() if self.compiled else faster(device)
 
     def forward(self, views: Tensor, chunk: int | None = None) -> tuple[Embeddings, Tensor]:
         """The embeddings of the views (2, N, C, H, W), and the encoder's features (2N, F).

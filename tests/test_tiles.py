@@ -1,0 +1,174 @@
+"""Convolutions by tiles: equal to torch's, value and gradient, and taken only where they apply."""
+
+import platform
+import shutil
+import sys
+from contextlib import nullcontext
+from copy import deepcopy
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from psm import networks, processor, tiles
+from psm.faster import Faster
+
+FORMATS = (torch.contiguous_format, torch.channels_last)
+compiled = pytest.mark.skipif(processor.lanes() is None, reason="nothing is compiled for this processor")
+
+
+@pytest.mark.skipif(
+    not (sys.platform == "linux" and platform.machine() == "x86_64" and shutil.which("cc")), reason="no C compiler"
+)
+def test_it_is_compiled_where_it_can_be():
+    assert processor._native is not None, "run pip install again: psm was installed without its compiled part"
+    assert processor._parallel(), "torch's OpenMP library was not found, so that only one thread would run"
+
+
+def passes(maps, layer, mode=nullcontext):
+    """The value, and the gradients of maps and parameters for an uneven gradient of the value."""
+    with mode():
+        out = layer(maps)
+    weights = torch.randn(out.shape, generator=torch.Generator().manual_seed(7)).to(out.dtype)
+    return out.detach(), *torch.autograd.grad((out * weights).sum(), (maps, *layer.parameters()))
+
+
+@compiled
+@settings(deadline=None)
+@given(
+    batch=st.integers(1, 40),
+    height=st.sampled_from([8, 12, 16, 32]),
+    width=st.sampled_from([8, 12, 16]),
+    inputs=st.sampled_from([32, 48, 64]),
+    outputs=st.sampled_from([32, 80]),
+    biased=st.booleans(),
+    formats=st.tuples(st.sampled_from(FORMATS), st.sampled_from(FORMATS)),
+    floats=st.sampled_from([1, 2**17, 2**20]),
+)
+def test_value_and_gradient_equal_the_convolution(batch, height, width, inputs, outputs, biased, formats, floats):
+    draws = torch.Generator().manual_seed(batch)
+    maps = torch.randn(batch, inputs, height, width, generator=draws).to(memory_format=formats[0]).requires_grad_()
+    layer = nn.Conv2d(inputs, outputs, 3, padding=1, bias=biased).to(memory_format=formats[1])
+    with pytest.MonkeyPatch.context() as changed:
+        changed.setattr(tiles, "FLOATS", floats)  # of maps that go at a time
+        changed.setattr(tiles, "LEAST_TILES", 1)
+        assert tiles.apply_to(maps, layer.weight)
+        found = passes(maps, layer, Faster)
+    exact = passes(maps.detach().double().requires_grad_(), deepcopy(layer).double())
+    for fast, true in zip(found, exact, strict=True):
+        assert (fast - true).abs().max() < 1e-5 * true.abs().max()
+    assert found[2].stride() == layer.weight.stride()
+
+
+@compiled
+@pytest.mark.parametrize(("channels", "size", "batch"), [(32, 16, 128), (64, 32, 16), (256, 8, 64)])
+def test_single_precision_errs_as_little_as_torch(channels, size, batch):
+    draws = torch.Generator().manual_seed(size)
+    maps = torch.randn(batch, channels, size, size, generator=draws).relu().requires_grad_()
+    layer = networks.convolution(channels, channels, 3)
+    found, plain = (passes(maps, layer, mode) for mode in (Faster, nullcontext))
+    exact = passes(maps.detach().double().requires_grad_(), deepcopy(layer).double())
+    for fast, torchs, true in zip(found, plain, exact, strict=True):
+        error, usual = ((x - true).abs().max() / true.abs().max() for x in (fast, torchs))
+        assert error < max(3 * usual, 4e-6)
+
+
+@compiled
+def test_only_the_gradients_that_are_asked_for_are_computed():
+    layer, maps = networks.convolution(32, 32, 3), torch.randn(32, 32, 8, 8)
+    wanted = passes(maps.clone().requires_grad_(), layer)
+    with Faster():
+        layer(maps).sum().backward()  # not of the maps
+        assert maps.grad is None
+        assert layer.weight.grad is not None
+        layer.weight.requires_grad_(False)
+        maps.requires_grad_()
+        weights = torch.randn(maps.shape, generator=torch.Generator().manual_seed(7))
+        (layer(maps) * weights).sum().backward()
+    torch.testing.assert_close(maps.grad, wanted[1], atol=1e-5, rtol=1e-5)
+
+
+@compiled
+def test_threads_change_nothing():
+    layer, maps = networks.convolution(64, 64, 3), torch.randn(48, 64, 8, 8, requires_grad=True)
+    room = torch.empty(36, 48 * 4 + 1, 64)
+    before, found = torch.get_num_threads(), []
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            tiles._transform("maps", maps.detach().contiguous(memory_format=torch.channels_last), room)
+            found.append(room[:, :-1].clone())
+    finally:
+        torch.set_num_threads(before)
+    assert all(torch.equal(x, found[0]) for x in found[1:])
+    assert len(passes(maps, layer, Faster)) == 3
+
+
+@compiled
+def test_second_derivatives_are_refused():
+    layer, maps = networks.convolution(32, 32, 3), torch.randn(32, 32, 8, 8, requires_grad=True)
+    with Faster():
+        (gradient,) = torch.autograd.grad(layer(maps).square().sum(), maps, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        gradient.sum().backward()
+
+
+@pytest.mark.parametrize(
+    ("shape", "layer"),
+    [
+        ((32, 32, 8, 8), nn.Conv2d(32, 32, 3, stride=2, padding=1)),
+        ((32, 32, 8, 8), nn.Conv2d(32, 32, 3)),
+        ((32, 32, 8, 8), nn.Conv2d(32, 32, 3, padding=1, groups=2)),
+        ((32, 32, 8, 8), nn.Conv2d(32, 32, 3, padding=2, dilation=2)),
+        ((32, 32, 8, 8), nn.Conv2d(32, 32, 5, padding=2)),
+        ((32, 16, 8, 8), nn.Conv2d(16, 32, 3, padding=1)),  # too few channels
+        ((32, 32, 8, 8), nn.Conv2d(32, 36, 3, padding=1)),  # not in vectors
+        ((32, 32, 8, 10), nn.Conv2d(32, 32, 3, padding=1)),  # not in fours
+        ((4, 32, 8, 8), nn.Conv2d(32, 32, 3, padding=1)),  # too few maps
+        ((32, 32, 8, 8), nn.Conv2d(32, 32, 3, padding=1).double()),
+        ((32, 32, 8, 8), nn.Conv2d(32, 32, 3, padding=1).bfloat16()),
+    ],
+)
+def test_anything_else_is_torch_s(monkeypatch, shape, layer):
+    monkeypatch.setattr(tiles, "by_tiles", None)
+    maps = torch.randn(shape).to(layer.weight.dtype)
+    with Faster(), torch.no_grad():
+        found = layer(maps)
+    assert torch.equal(found, layer(maps))
+
+
+def test_without_a_compiler_all_is_torch_s(monkeypatch):
+    monkeypatch.setattr(processor, "_native", None)
+    processor.lanes.cache_clear()
+    try:
+        network, pictures = networks.encoder("tiny", "small", 32), torch.randn(64, 3, 32, 32)
+        with Faster():
+            network(pictures).sum().backward()
+        assert all(parameter.grad.isfinite().all() for parameter in network.parameters())
+    finally:
+        processor.lanes.cache_clear()
+
+
+def test_a_tensor_without_numbers_is_torch_s():
+    with FakeTensorMode(), Faster():
+        assert nn.Conv2d(32, 32, 3, padding=1)(torch.empty(32, 32, 8, 8)).shape == (32, 32, 8, 8)
+
+
+@compiled
+def test_a_resnet_takes_them(monkeypatch):
+    """With the small stem at 32 pixels: two stages but for their strided first, and the shortcuts."""
+    taken, plain = [], tiles.by_tiles
+    monkeypatch.setattr(tiles, "by_tiles", lambda *given: taken.append(tuple(given[0].shape[1:3])) or plain(*given))
+    with Faster(), torch.no_grad():
+        networks.encoder("resnet18", "small", 32)(torch.randn(16, 3, 32, 32))
+    assert taken == [(64, 32)] * 4 + [(128, 16)] * 3 + [(256, 8)] * 3
+
+
+@compiled
+def test_wrong_sizes_are_refused():
+    maps = torch.zeros(1, 32, 8, 8)
+    with pytest.raises(ValueError, match="fours"):
+        processor.call("maps", maps.data_ptr(), maps.data_ptr(), 0, 8, 7, 32, 32)
