@@ -1,4 +1,4 @@
-"""Convolutions of small maps: torch's own way beside the matrix products of psm.small_maps, layer by layer and whole.
+"""What `psm.faster` has its own way for, beside torch's: convolutions, batch norm with ReLU, and whole encoders.
 
     python benchmarks/convolutions.py [--batch 512] [--threads 2]
 
@@ -14,11 +14,16 @@ import torch
 from torch import nn
 
 from psm.allocator import keep_freed_memory
-from psm.faster import Faster
+from psm.faster import Faster, rectified
 from psm.networks import encoder
 from turns import in_turns, keep, shown, spread
 
-LAYERS = (
+LAYERS = (  # channels in and out, side of the maps, stride
+    (32, 32, 16, 1),
+    (64, 64, 8, 1),
+    (64, 64, 32, 1),
+    (128, 128, 16, 1),
+    (256, 256, 8, 1),
     (512, 512, 1, 1),
     (256, 512, 2, 2),
     (256, 256, 2, 1),
@@ -28,6 +33,28 @@ LAYERS = (
     (128, 256, 4, 2),
 )
 NETWORKS = (("resnet18", "imagenet"), ("resnet18", "small"), ("tiny", "small"), ("tiny", "imagenet"))
+
+NORMS = ((32, 16), (64, 32))  # channels, side of the maps
+LARGE = 2**22  # floats of maps; larger ones are measured with fewer views
+
+
+class Rectified(nn.Module):
+    """Batch norm, a sum with its input if there is one, and ReLU."""
+
+    def __init__(self, channels: int, summed: bool):
+        super().__init__()
+        self.norm, self.summed = nn.BatchNorm2d(channels), summed
+
+    def forward(self, maps: torch.Tensor) -> torch.Tensor:
+        return rectified(self.norm, maps, maps if self.summed else None)
+
+
+def maps_of(views: int, channels: int, size: int) -> torch.Tensor:
+    return torch.randn(min(views, max(64, LARGE // (channels * size**2))), channels, size, size, requires_grad=True)
+
+
+def fewer(maps: torch.Tensor, views: int) -> str:
+    return f", {len(maps)} views" if len(maps) < views else ""
 
 
 def timed(network: nn.Module, inputs: torch.Tensor, mode: type) -> float:
@@ -64,9 +91,14 @@ def main() -> None:
     rows = []
     for inputs, outputs, size, stride in LAYERS:
         layer = nn.Conv2d(inputs, outputs, 3, stride, padding=1, bias=False)
-        maps = torch.randn(options.batch, inputs, size, size, requires_grad=True)
-        name = f"{inputs} to {outputs} channels at {size}x{size}, stride {stride}"
+        maps = maps_of(options.batch, inputs, size)
+        name = f"{inputs} to {outputs} channels at {size}x{size}, stride {stride}{fewer(maps, options.batch)}"
         rows.append(compare(name, layer, maps, options.turns))
+    for channels, size in NORMS:
+        maps = maps_of(options.batch, channels, size)
+        for summed in (False, True):
+            name = f"batch norm{', sum' * summed} and ReLU of {channels} channels at {size}x{size}"
+            rows.append(compare(name + fewer(maps, options.batch), Rectified(channels, summed), maps, options.turns))
     for name, stem in NETWORKS:
         pictures = torch.randn(options.batch if (name, stem) != ("resnet18", "small") else 64, 3, 32, 32)
         rows.append(

@@ -5,12 +5,10 @@ and the products transformed back (the algorithm of Toom and Cook, known as Wino
 places instead of 144. oneDNN (torch 2.13) convolves such maps at the speed of matrix products, so that only fewer
 products are faster; it has this algorithm too, but torch does not reach it, and NNPACK's has no gradients.
 
-Torch does the products. In torch alone the transforms take as long as what they save, so they are compiled
-(``processor``). Maps go a few at a time, so that their tiles stay in the cache. Points and error are those of
-``small_maps``. ``benchmarks/convolutions.py`` measures the speed, ``docs/speed.md`` has the figures.
+In torch alone the transforms take as long as what they save, so it is compiled (``processor``), a few tiles at a time
+from maps to result, so that they stay in the cache. Points and error are those of ``small_maps``.
+``benchmarks/convolutions.py`` measures the speed, ``docs/speed.md`` has the figures.
 """
-
-from collections.abc import Iterator
 
 import torch
 from torch import Tensor
@@ -20,7 +18,7 @@ from psm.processor import call, lanes
 from psm.small_maps import PRODUCTS, transforms
 
 OWN, PLANES = 4, 36  # places along a tile's side that are its own; places that it sees
-FLOATS = 2**20  # of transformed maps at a time
+BLOCK, TOGETHER, GAP = 36, 9, 16  # tiles and maps at a time, floats between planes: as in native/module.c
 LEAST_TILES = 64  # fewer do not make up for the kernel's own transform
 LEAST_CHANNELS = 32
 
@@ -30,10 +28,13 @@ def apply_to(input: Tensor, weight: Tensor) -> bool:
     if not lanes() or input.dtype != torch.float32 or weight.dtype != torch.float32 or input.device.type != "cpu":
         return False
     maps, _, height, width = input.shape
-    sides = min(height, width) > OWN and height % OWN == width % OWN == 0
-    enough = min(weight.shape[:2]) >= LEAST_CHANNELS and maps * height * width >= LEAST_TILES * OWN**2
-    known = all(type(x) in (Tensor, torch.nn.Parameter) for x in (input, weight))  # not a tensor without numbers
-    return sides and enough and known and all(channels % lanes() == 0 for channels in weight.shape[:2])
+    return (
+        min(height, width) > OWN
+        and height % OWN == width % OWN == 0
+        and maps * height * width >= LEAST_TILES * OWN**2
+        and all(channels >= LEAST_CHANNELS and channels % (2 * lanes()) == 0 for channels in weight.shape[:2])
+        and all(type(x) in (Tensor, torch.nn.Parameter) for x in (input, weight))  # none without numbers
+    )
 
 
 def by_tiles(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -51,12 +52,9 @@ class Convolution(torch.autograd.Function):
         """``kernel`` (36, 9) transforms a kernel's taps."""
         maps = maps.contiguous(memory_format=torch.channels_last)
         ctx.save_for_backward(maps, weight, kernel)
-        taps = _taps(weight, kernel).transpose(1, 2).contiguous()
         shape = (len(maps), len(weight), *maps.shape[2:])
         result = torch.empty(shape, dtype=maps.dtype, device="cpu", memory_format=torch.channels_last)
-        for rows, seen, products in _few(maps, weight):
-            _transform("maps", maps[rows], seen)
-            _transform("out", result[rows], torch.bmm(seen, taps, out=products))
+        _run("convolve", maps, weight, _taps(weight.transpose(0, 1), kernel), None, result, None)
         return result
 
     @staticmethod
@@ -64,49 +62,36 @@ class Convolution(torch.autograd.Function):
     def backward(ctx, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
         maps, weight, kernel = ctx.saved_tensors
         gradient = gradient.contiguous(memory_format=torch.channels_last)
-        taps = _taps(weight, kernel)
         of_maps = torch.empty_like(maps) if ctx.needs_input_grad[0] else None
-        of_taps = torch.zeros_like(taps) if ctx.needs_input_grad[1] else None
-        for rows, seen, products in _few(maps, weight):
-            _transform("out_transposed", gradient[rows], products)
-            if of_taps is not None:
-                _transform("maps", maps[rows], seen)
-                of_taps.baddbmm_(products.transpose(1, 2), seen)
-            if of_maps is not None:
-                _transform("maps_transposed", of_maps[rows], torch.bmm(products, taps, out=seen))
+        of_taps = (
+            torch.empty(_slots(maps), PLANES, *weight.shape[:2], device="cpu") if ctx.needs_input_grad[1] else None
+        )
+        _run("convolve_back", maps, weight, _taps(weight, kernel), gradient, of_maps, of_taps)
         return of_maps, None if of_taps is None else _weight(of_taps, weight, kernel), None
 
 
 def _taps(weight: Tensor, kernel: Tensor) -> Tensor:
-    """The transformed kernels (36, O, C)."""
-    return (kernel @ weight.permute(2, 3, 0, 1).reshape(9, -1)).view(PLANES, *weight.shape[:2])
+    """The transformed taps of kernels (inner, columns, 3, 3) as they are read: (36, pairs of vectors, inner, pair)."""
+    pairs = weight.permute(2, 3, 0, 1).unflatten(3, (-1, 2 * lanes())).transpose(2, 3)
+    return kernel @ pairs.reshape(9, -1)
 
 
 def _weight(of_taps: Tensor, weight: Tensor, kernel: Tensor) -> Tensor:
-    """The gradient of the kernels, in their memory format, from that of the transformed ones."""
-    found = (kernel.T @ of_taps.flatten(1)).view(3, 3, *weight.shape[:2]).permute(2, 3, 0, 1)
-    return torch.empty_like(weight).copy_(found)
+    """The gradient of the kernels, in their memory format, from that of the taps (slots, 36, O, C), which add up."""
+    total = kernel.T.repeat(1, len(of_taps)) @ of_taps.view(len(of_taps) * PLANES, -1)
+    return torch.empty_like(weight).copy_(total.view(3, 3, *weight.shape[:2]).permute(2, 3, 0, 1))
 
 
-def _few(maps: Tensor, weight: Tensor) -> Iterator[tuple[slice, Tensor, Tensor]]:
-    """Rows of the batch that are transformed together, with room for their tiles and for the products.
-
-    The room (36, tiles + 1, channels) ends each plane in a row of zeros, which keeps planes out of each other's way in
-    the cache, whose places repeat with powers of two.
-    """
-    each = maps.shape[2] * maps.shape[3] // OWN**2  # tiles of a map
-    count = max(1, FLOATS // (PLANES * each * max(weight.shape[:2])))
-    held = 0
-    for start in range(0, len(maps), count):
-        tiles = min(count, len(maps) - start) * each
-        if tiles != held:
-            seen, products = (torch.empty(PLANES, tiles + 1, c, device="cpu") for c in reversed(weight.shape[:2]))
-            seen[:, -1], products[:, -1], held = 0, 0, tiles
-        yield slice(start, start + count), seen, products
+def _slots(maps: Tensor) -> int:
+    """Threads that have something to do."""
+    return min(torch.get_num_threads(), -(-len(maps) // TOGETHER))
 
 
-def _transform(name: str, maps: Tensor, tiles: Tensor) -> None:
-    """Fill the one from the other; channels-last maps (n, C, h, w), tiles (36, rows, C)."""
-    source, target = (maps, tiles) if name in ("maps", "out_transposed") else (tiles, maps)
-    count, channels, height, width = maps.shape
-    call(name, source.data_ptr(), target.data_ptr(), count, height, width, channels, tiles.stride(0))
+def _run(name: str, maps: Tensor, weight: Tensor, *tensors: Tensor | None) -> None:
+    """Call a pass with ``(taps, gradient, to, of taps)``."""
+    count, inputs, height, width = maps.shape
+    outputs = len(weight)
+    slots = _slots(maps)
+    room = torch.empty(slots, PLANES, BLOCK * (inputs + outputs) + 2 * GAP, device="cpu")
+    addresses = [0 if x is None else x.data_ptr() for x in (maps, *tensors, room)]
+    call(name, *addresses, count, height, width, inputs, outputs, slots)

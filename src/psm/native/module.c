@@ -13,14 +13,19 @@ Addresses and sizes come from Python; nothing here knows torch. Threads are thos
 #error "written for x86-64"
 #endif
 
-/* Tiles of a convolution. They lie in 36 planes, one for each place that a tile sees, (tiles, channels) each. */
+/* A 3x3 convolution by tiles. A tile's places lie in planes, one for each place, (tiles, channels) each, with a gap
+   between planes: the cache's own places repeat with powers of two. */
 
-enum { SEEN = 6, OWN = 4 }; /* places along a tile's side */
+enum {
+    OWN = 4, SEEN = 6, PLANES = SEEN * SEEN, /* places along a tile's side, its own and those it sees, and of all */
+    BLOCK = 36, TOGETHER = 9, /* tiles, and maps, at a time */
+    GAP = 16, /* floats */
+};
 
 struct tiles {
-    const float *from;
-    float *to;
-    Py_ssize_t maps, height, width, channels, plane;
+    const float *from, *taps, *gradient;
+    float *to, *of_taps, *room;
+    Py_ssize_t maps, height, width, inputs, outputs, slots;
 };
 
 /* Batch norm of rows of channels. */
@@ -99,35 +104,43 @@ static int able(const struct crew *crew)
 
 #define AT(address) ((float *)(uintptr_t)(address))
 
-/* Tiles, for Python: maps, out and their transposes, each (crew..., from, to, maps, height, width, channels, plane). */
+/* A convolution, for Python: (crew..., from, taps, gradient, to, of_taps, room, maps, height, width, inputs, outputs,
+   slots). Each thread has a slot: its part of the room, and of of_taps. Who does which maps does not depend on who is first, and
+   so sums do not either. */
 
-#define TILES(name)                                                                                               \
-    static PyObject *name(PyObject *self, PyObject *arguments)                                                    \
-    {                                                                                                             \
-        unsigned long long from, to;                                                                              \
-        struct crew crew;                                                                                         \
-        struct tiles tiles;                                                                                       \
-        (void)self;                                                                                               \
-        if (!PyArg_ParseTuple(arguments, "iiKKKnnnnn", &crew.lanes, &crew.threads, &crew.parallel, &from, &to,    \
-                              &tiles.maps, &tiles.height, &tiles.width, &tiles.channels, &tiles.plane)            \
-            || !able(&crew))                                                                                      \
-            return NULL;                                                                                          \
-        if (tiles.height % OWN || tiles.width % OWN || tiles.channels % crew.lanes) {                             \
-            PyErr_SetString(PyExc_ValueError, "sides go in fours and channels in vectors");                       \
-            return NULL;                                                                                          \
-        }                                                                                                         \
-        tiles.from = AT(from);                                                                                    \
-        tiles.to = AT(to);                                                                                        \
-        Py_BEGIN_ALLOW_THREADS                                                                                    \
-        run(&crew, PART(&crew, name##_of_map), &tiles, tiles.maps);                                               \
-        Py_END_ALLOW_THREADS                                                                                      \
-        Py_RETURN_NONE;                                                                                           \
+static PyObject *over_tiles(PyObject *arguments, int back)
+{
+    unsigned long long from, taps, gradient, to, of_taps, room;
+    struct crew crew;
+    struct tiles tiles;
+    if (!PyArg_ParseTuple(arguments, "iiKKKKKKKnnnnnn", &crew.lanes, &crew.threads, &crew.parallel, &from, &taps,
+                          &gradient, &to, &of_taps, &room, &tiles.maps, &tiles.height, &tiles.width, &tiles.inputs,
+                          &tiles.outputs, &tiles.slots)
+        || !able(&crew))
+        return NULL;
+    if (tiles.height % OWN || tiles.width % OWN || tiles.inputs % (2 * crew.lanes) || tiles.outputs % (2 * crew.lanes)) {
+        PyErr_SetString(PyExc_ValueError, "sides go in fours and channels in pairs of vectors");
+        return NULL;
     }
+    tiles.from = AT(from), tiles.taps = AT(taps), tiles.gradient = AT(gradient);
+    tiles.to = AT(to), tiles.of_taps = AT(of_taps), tiles.room = AT(room);
+    Py_BEGIN_ALLOW_THREADS
+    run(&crew, back ? PART(&crew, convolve_back) : PART(&crew, convolve), &tiles, tiles.slots);
+    Py_END_ALLOW_THREADS
+    Py_RETURN_NONE;
+}
 
-TILES(maps)
-TILES(out)
-TILES(maps_transposed)
-TILES(out_transposed)
+static PyObject *convolve(PyObject *self, PyObject *arguments)
+{
+    (void)self;
+    return over_tiles(arguments, 0);
+}
+
+static PyObject *convolve_back(PyObject *self, PyObject *arguments)
+{
+    (void)self;
+    return over_tiles(arguments, 1);
+}
 
 /* Batch norm, for Python. `channels` are eight rows by channel: weight and bias, which are given, mean, variance,
    scale, offset and room for two more. */
@@ -233,10 +246,8 @@ static PyObject *norm_backward(PyObject *self, PyObject *arguments)
 }
 
 static PyMethodDef functions[] = {
-    {"maps", maps, METH_VARARGS, "Maps to tiles."},
-    {"out", out, METH_VARARGS, "Tiles of products to the places that are their own."},
-    {"maps_transposed", maps_transposed, METH_VARARGS, "The gradient of maps from that of their tiles."},
-    {"out_transposed", out_transposed, METH_VARARGS, "The gradient of the products from that of the places."},
+    {"convolve", convolve, METH_VARARGS, "A 3x3 convolution."},
+    {"convolve_back", convolve_back, METH_VARARGS, "The gradients of it."},
     {"norm_forward", norm_forward, METH_VARARGS, "relu(norm(x) + plus)"},
     {"norm_backward", norm_backward, METH_VARARGS, "The gradients of it."},
     {NULL, NULL, 0, NULL},

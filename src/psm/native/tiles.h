@@ -55,34 +55,24 @@ LINE NAME(line_out_transposed)(const vector *y, vector *tile)
     tile[5] = y[3];
 }
 
-/* Over a map: for each tile and each LANES of its channels, down its columns and along its rows. `top` and `left` are
-   the tile's first own place. */
+/* A tile of a map: down its columns, then along its rows, LANES of its channels at a time. `top` and `left` are the
+   first place of the tile's own; it sees one more on each side. */
 
-#define FOR_EACH_TILE                                                                                       \
-    const Py_ssize_t height = tiles->height, width = tiles->width, channels = tiles->channels;                 \
-    const Py_ssize_t across = width / OWN, each = height / OWN * across, plane = tiles->plane;              \
-    vector column[SEEN], row[SEEN], square[SEEN][SEEN];                                                     \
-    for (Py_ssize_t index = 0; index < each;  index++)                                                      \
-        for (Py_ssize_t channel = 0, top = index / across * OWN, left = index % across * OWN;               \
-             channel < channels; channel += LANES)
+#define FOR_EACH_CHANNEL for (Py_ssize_t channel = 0; channel < channels; channel += LANES)
+#define PLACE(y, x) (((y) * width + (x)) * channels + channel)
+#define PLANE(i, j) (((i) * SEEN + (j)) * plane + channel)
+#define INSIDE(y, x) ((size_t)(y) < (size_t)height && (size_t)(x) < (size_t)width)
 
-#define MAP(start) ((start) + number * height * width * channels + channel)
-#define TILE(start) ((start) + (number * each + index) * channels + channel)
-#define PLACE(y, x) (((y) * width + (x)) * channels)
-#define INSIDE(place, side) ((size_t)(place) < (size_t)(side))
-
-TARGET static void NAME(maps_of_map)(const void *given, Py_ssize_t number)
+LINE NAME(to_tile)(const float *map, float *tile, Py_ssize_t height, Py_ssize_t width, Py_ssize_t channels,
+                   Py_ssize_t top, Py_ssize_t left, Py_ssize_t plane)
 {
-    const struct tiles *tiles = given;
     static const float nothing[LANES];
-    FOR_EACH_TILE {
-        const float *map = MAP(tiles->from);
-        float *tile = TILE(tiles->to);
+    vector column[SEEN], row[SEEN], square[SEEN][SEEN];
+    FOR_EACH_CHANNEL {
         for (int j = 0; j < SEEN; j++) {
-            const Py_ssize_t x = left + j - 1;
             for (int i = 0; i < SEEN; i++) {
-                const Py_ssize_t y = top + i - 1;
-                column[i] = LOAD(INSIDE(x, width) && INSIDE(y, height) ? map + PLACE(y, x) : nothing);
+                const Py_ssize_t y = top + i - 1, x = left + j - 1;
+                column[i] = LOAD(INSIDE(y, x) ? map + PLACE(y, x) : nothing);
             }
             NAME(line_maps)(column, row);
             for (int i = 0; i < SEEN; i++)
@@ -91,20 +81,19 @@ TARGET static void NAME(maps_of_map)(const void *given, Py_ssize_t number)
         for (int i = 0; i < SEEN; i++) {
             NAME(line_maps)(square[i], row);
             for (int j = 0; j < SEEN; j++)
-                STORE(tile + (i * SEEN + j) * plane, row[j]);
+                STORE(tile + PLANE(i, j), row[j]);
         }
     }
 }
 
-TARGET static void NAME(out_of_map)(const void *given, Py_ssize_t number)
+LINE NAME(from_tile)(const float *tile, float *map, Py_ssize_t width, Py_ssize_t channels, Py_ssize_t top,
+                     Py_ssize_t left, Py_ssize_t plane)
 {
-    const struct tiles *tiles = given;
-    FOR_EACH_TILE {
-        const float *tile = TILE(tiles->from);
-        float *map = MAP(tiles->to);
+    vector column[SEEN], row[SEEN], square[OWN][SEEN];
+    FOR_EACH_CHANNEL {
         for (int j = 0; j < SEEN; j++) {
             for (int i = 0; i < SEEN; i++)
-                column[i] = LOAD(tile + (i * SEEN + j) * plane);
+                column[i] = LOAD(tile + PLANE(i, j));
             NAME(line_out)(column, row);
             for (int i = 0; i < OWN; i++)
                 square[i][j] = row[i];
@@ -117,39 +106,36 @@ TARGET static void NAME(out_of_map)(const void *given, Py_ssize_t number)
     }
 }
 
-TARGET static void NAME(maps_transposed_of_map)(const void *given, Py_ssize_t number)
+/* The transpose of to_tile: what tiles share adds up. */
+LINE NAME(back_from_tile)(const float *tile, float *map, Py_ssize_t height, Py_ssize_t width, Py_ssize_t channels,
+                          Py_ssize_t top, Py_ssize_t left, Py_ssize_t plane)
 {
-    const struct tiles *tiles = given;
-    const Py_ssize_t size = tiles->height * tiles->width * tiles->channels;
-    memset(tiles->to + number * size, 0, size * sizeof(float));
-    FOR_EACH_TILE {
-        const float *tile = TILE(tiles->from);
-        float *map = MAP(tiles->to);
+    vector column[SEEN], row[SEEN], square[SEEN][SEEN];
+    FOR_EACH_CHANNEL {
         for (int j = 0; j < SEEN; j++) {
             for (int i = 0; i < SEEN; i++)
-                column[i] = LOAD(tile + (i * SEEN + j) * plane);
+                column[i] = LOAD(tile + PLANE(i, j));
             NAME(line_maps_transposed)(column, row);
             for (int i = 0; i < SEEN; i++)
                 square[i][j] = row[i];
         }
         for (int i = 0; i < SEEN; i++) {
-            const Py_ssize_t y = top + i - 1;
             NAME(line_maps_transposed)(square[i], row);
             for (int j = 0; j < SEEN; j++) {
-                const Py_ssize_t x = left + j - 1;
-                if (INSIDE(x, width) && INSIDE(y, height))
+                const Py_ssize_t y = top + i - 1, x = left + j - 1;
+                if (INSIDE(y, x))
                     STORE(map + PLACE(y, x), LOAD(map + PLACE(y, x)) + row[j]);
             }
         }
     }
 }
 
-TARGET static void NAME(out_transposed_of_map)(const void *given, Py_ssize_t number)
+/* The transpose of from_tile. */
+LINE NAME(back_to_tile)(const float *map, float *tile, Py_ssize_t width, Py_ssize_t channels, Py_ssize_t top,
+                        Py_ssize_t left, Py_ssize_t plane)
 {
-    const struct tiles *tiles = given;
-    FOR_EACH_TILE {
-        const float *map = MAP(tiles->from);
-        float *tile = TILE(tiles->to);
+    vector column[SEEN], row[SEEN], square[SEEN][SEEN];
+    FOR_EACH_CHANNEL {
         for (int j = 0; j < OWN; j++) {
             for (int i = 0; i < OWN; i++)
                 column[i] = LOAD(map + PLACE(top + i, left + j));
@@ -160,7 +146,126 @@ TARGET static void NAME(out_transposed_of_map)(const void *given, Py_ssize_t num
         for (int i = 0; i < SEEN; i++) {
             NAME(line_out_transposed)(square[i], row);
             for (int j = 0; j < SEEN; j++)
-                STORE(tile + (i * SEEN + j) * plane, row[j]);
+                STORE(tile + PLANE(i, j), row[j]);
+        }
+    }
+}
+
+/* Products of a plane, ROWS by a pair of vectors at a time in registers: to (rows, columns) = from (rows, inner) by taps
+   (pairs of columns, inner, a pair). Rows come in whole ROWS; those past the last tile hold whatever they held. */
+
+enum { NAME(ROWS) = LANES == 16 ? 12 : 6, NAME(TAPS) = LANES == 16 ? 8 : 4, NAME(PAIR) = 2 * LANES };
+
+TARGET static void NAME(multiply)(const float *restrict from, const float *restrict taps, float *restrict to,
+                                  Py_ssize_t rows, Py_ssize_t inner, Py_ssize_t columns)
+{
+    for (Py_ssize_t column = 0; column < columns; column += NAME(PAIR))
+        for (Py_ssize_t row = 0; row < rows; row += NAME(ROWS)) {
+            vector sums[NAME(ROWS)][2] = {0};
+            const float *tap = taps + column * inner;
+            for (Py_ssize_t k = 0; k < inner; k++, tap += NAME(PAIR)) {
+                const vector low = LOAD(tap), high = LOAD(tap + LANES);
+                for (int r = 0; r < NAME(ROWS); r++) {
+                    const float factor = from[(row + r) * inner + k];
+                    sums[r][0] += factor * low;
+                    sums[r][1] += factor * high;
+                }
+            }
+            for (int r = 0; r < NAME(ROWS); r++) {
+                STORE(to + (row + r) * columns + column, sums[r][0]);
+                STORE(to + (row + r) * columns + column + LANES, sums[r][1]);
+            }
+        }
+}
+
+/* The gradient of taps (outputs, inputs) is, or grows by, products (rows, outputs), transposed, by seen (rows, inputs). */
+TARGET static void NAME(multiply_transposed)(const float *restrict products, const float *restrict seen,
+                                             float *restrict taps, Py_ssize_t rows, Py_ssize_t outputs,
+                                             Py_ssize_t inputs, int grows)
+{
+    for (Py_ssize_t output = 0; output < outputs; output += NAME(TAPS))
+        for (Py_ssize_t input = 0; input < inputs; input += NAME(PAIR)) {
+            vector sums[NAME(TAPS)][2] = {0};
+            float *at = taps + output * inputs + input;
+            for (int r = 0; grows && r < NAME(TAPS); r++) {
+                sums[r][0] = LOAD(at + r * inputs);
+                sums[r][1] = LOAD(at + r * inputs + LANES);
+            }
+            for (Py_ssize_t k = 0; k < rows; k++) {
+                const vector low = LOAD(seen + k * inputs + input), high = LOAD(seen + k * inputs + input + LANES);
+                for (int r = 0; r < NAME(TAPS); r++) {
+                    const float factor = products[k * outputs + output + r];
+                    sums[r][0] += factor * low;
+                    sums[r][1] += factor * high;
+                }
+            }
+            for (int r = 0; r < NAME(TAPS); r++) {
+                STORE(at + r * inputs, sums[r][0]);
+                STORE(at + r * inputs + LANES, sums[r][1]);
+            }
+        }
+}
+
+/* A thread's share: some maps at a time, BLOCK of their tiles at a time. */
+
+#define FOR_EACH_TILE                                                                                        \
+    for (Py_ssize_t tile = 0, top, left, map; tile < count                                                   \
+         && (map = first + (start + tile) / each, top = (start + tile) % each / across * OWN,                \
+             left = (start + tile) % across * OWN, 1); tile++)
+
+#define SHARE                                                                                                \
+    const struct tiles own = *(const struct tiles *)given, *const tiles = &own;                              \
+    const Py_ssize_t height = tiles->height, width = tiles->width, inputs = tiles->inputs;                   \
+    const Py_ssize_t outputs = tiles->outputs, across = width / OWN, each = height / OWN * across;           \
+    const Py_ssize_t in_plane = BLOCK * inputs + GAP, out_plane = BLOCK * outputs + GAP;                     \
+    const Py_ssize_t in_map = height * width * inputs, out_map = height * width * outputs;                   \
+    float *const seen = tiles->room + slot * PLANES * (in_plane + out_plane);                                \
+    float *const products = seen + PLANES * in_plane;                                                        \
+    for (Py_ssize_t first = slot * TOGETHER; first < tiles->maps; first += tiles->slots * TOGETHER)          \
+        for (Py_ssize_t start = 0, count,                                                                    \
+             all = each * (tiles->maps - first < TOGETHER ? tiles->maps - first : TOGETHER);                 \
+             start < all && (count = all - start < BLOCK ? all - start : BLOCK); start += BLOCK)
+
+#define WHOLE(rows) (((rows) + NAME(ROWS) - 1) / NAME(ROWS) * NAME(ROWS))
+
+TARGET static void NAME(convolve)(const void *given, Py_ssize_t slot)
+{
+    SHARE {
+        FOR_EACH_TILE
+            NAME(to_tile)(tiles->from + map * in_map, seen + tile * inputs, height, width, inputs, top, left, in_plane);
+        for (int place = 0; place < PLANES; place++)
+            NAME(multiply)(seen + place * in_plane, tiles->taps + place * inputs * outputs,
+                           products + place * out_plane, WHOLE(count), inputs, outputs);
+        FOR_EACH_TILE
+            NAME(from_tile)(products + tile * outputs, tiles->to + map * out_map, width, outputs, top, left, out_plane);
+    }
+}
+
+TARGET static void NAME(convolve_back)(const void *given, Py_ssize_t slot)
+{
+    SHARE {
+        float *const of_taps = tiles->of_taps + slot * PLANES * inputs * outputs;
+        FOR_EACH_TILE
+            NAME(back_to_tile)(tiles->gradient + map * out_map, products + tile * outputs, width, outputs, top, left,
+                               out_plane);
+        if (tiles->of_taps) {
+            FOR_EACH_TILE
+                NAME(to_tile)(tiles->from + map * in_map, seen + tile * inputs, height, width, inputs, top, left,
+                              in_plane);
+            for (int place = 0; place < PLANES; place++)
+                NAME(multiply_transposed)(products + place * out_plane, seen + place * in_plane,
+                                          of_taps + place * inputs * outputs, count, outputs, inputs,
+                                          start || first >= tiles->slots * TOGETHER);
+        }
+        if (tiles->to) {
+            if (!start)
+                memset(tiles->to + first * in_map, 0, all / each * in_map * sizeof(float));
+            for (int place = 0; place < PLANES; place++)
+                NAME(multiply)(products + place * out_plane, tiles->taps + place * inputs * outputs,
+                               seen + place * in_plane, WHOLE(count), outputs, inputs);
+            FOR_EACH_TILE
+                NAME(back_from_tile)(seen + tile * inputs, tiles->to + map * in_map, height, width, inputs, top, left,
+                                     in_plane);
         }
     }
 }
@@ -169,8 +274,10 @@ TARGET static void NAME(out_transposed_of_map)(const void *given, Py_ssize_t num
 #undef LOAD
 #undef STORE
 #undef LINE
-#undef FOR_EACH_TILE
-#undef MAP
-#undef TILE
+#undef FOR_EACH_CHANNEL
 #undef PLACE
+#undef PLANE
 #undef INSIDE
+#undef FOR_EACH_TILE
+#undef SHARE
+#undef WHOLE
