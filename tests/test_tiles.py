@@ -174,7 +174,16 @@ def test_a_resnet_takes_them(monkeypatch):
 
 
 @compiled
+def test_many_threads_do_not_fill_memory_with_their_sums(monkeypatch):
+    maps, weight = torch.empty(512, 64, 8, 8), torch.empty(64, 64, 3, 3)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 256)
+    assert tiles._slots(maps) == 57  # nine maps at a time
+    assert tiles.apply_to(maps, weight)
+    assert not tiles.apply_to(torch.empty(512, 512, 8, 8), torch.empty(512, 512, 3, 3))
+
+
+@compiled
 def test_wrong_sizes_are_refused():
     maps = torch.zeros(1, 32, 8, 8)
     with pytest.raises(ValueError, match="fours"):
-        processor.call("convolve", *[maps.data_ptr()] * 6, 0, 8, 7, 32, 32, 1)
+        processor.call("convolve", *[maps.data_ptr()] * 6, 0, 8, 7, 32, 32, 1, 9, 36, 16)

@@ -82,4 +82,4 @@ def _pass(name: str, maps: Tensor, *others: Tensor | float | None) -> None:
     rows, rows_each = maps.numel() // columns, max(1, FLOATS // columns)
     sums = torch.empty(-(-rows // rows_each), 2, columns, device="cpu")
     addresses = [0 if x is None else x.data_ptr() for x in (maps, *tensors, sums, by_channel)]
-    call(name, *addresses, rows, columns, rows_each, True, eps)
+    call(name, *addresses, rows, columns, rows_each, eps)

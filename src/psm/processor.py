@@ -1,7 +1,7 @@
 """What psm has compiled for this machine's processor (``native``), and how it is called.
 
-It is compiled when psm is installed. Where there was no compiler, and on processors on which it was not measured, there
-is nothing to call, and all goes by torch.
+It is compiled when psm is installed. Where there was no compiler, where torch's threads are not to be found, and on
+processors on which it was not measured, there is nothing to call, and all goes by torch.
 """
 
 import ctypes
@@ -22,7 +22,7 @@ LANES = {"AVX2": 8, "AVX512": 16}  # floats in a vector, by what torch takes the
 @cache
 def lanes() -> int | None:
     """Floats in a vector; None where nothing compiled can be called."""
-    return LANES.get(torch.backends.cpu.get_cpu_capability()) if _native else None
+    return LANES.get(torch.backends.cpu.get_cpu_capability()) if _native and _parallel() else None
 
 
 def call(name: str, *numbers: float) -> None:
@@ -38,4 +38,4 @@ def _parallel() -> int:
         library = min(set(loaded), key=lambda path: ("/torch/" not in path, path))
         return ctypes.cast(ctypes.CDLL(library).GOMP_parallel, ctypes.c_void_p).value or 0
     except (OSError, ValueError, AttributeError):
-        return 0  # one thread
+        return 0

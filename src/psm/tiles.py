@@ -18,9 +18,11 @@ from psm.processor import call, lanes
 from psm.small_maps import PRODUCTS, transforms
 
 OWN, PLANES = 4, 36  # places along a tile's side that are its own; places that it sees
-BLOCK, TOGETHER, GAP = 36, 9, 16  # tiles and maps at a time, floats between planes: as in native/module.c
+TOGETHER, BLOCK = 9, 36  # maps, and tiles of them, at a time
+GAP = 16  # floats between planes, which keep out of each other's way in the cache: its places repeat with powers of two
 LEAST_TILES = 64  # fewer do not make up for the kernel's own transform
 LEAST_CHANNELS = 32
+MOST = 2**26  # floats that the gradient of the taps may take, which each thread has for itself
 
 
 def apply_to(input: Tensor, weight: Tensor) -> bool:
@@ -33,6 +35,7 @@ def apply_to(input: Tensor, weight: Tensor) -> bool:
         and height % OWN == width % OWN == 0
         and maps * height * width >= LEAST_TILES * OWN**2
         and all(channels >= LEAST_CHANNELS and channels % (2 * lanes()) == 0 for channels in weight.shape[:2])
+        and _slots(input) * PLANES * weight.shape[0] * weight.shape[1] <= MOST
         and all(type(x) in (Tensor, torch.nn.Parameter) for x in (input, weight))  # none without numbers
     )
 
@@ -94,4 +97,4 @@ def _run(name: str, maps: Tensor, weight: Tensor, *tensors: Tensor | None) -> No
     slots = _slots(maps)
     room = torch.empty(slots, PLANES, BLOCK * (inputs + outputs) + 2 * GAP, device="cpu")
     addresses = [0 if x is None else x.data_ptr() for x in (maps, *tensors, room)]
-    call(name, *addresses, count, height, width, inputs, outputs, slots)
+    call(name, *addresses, count, height, width, inputs, outputs, slots, TOGETHER, BLOCK, GAP)

@@ -13,19 +13,15 @@ Addresses and sizes come from Python; nothing here knows torch. Threads are thos
 #error "written for x86-64"
 #endif
 
-/* A 3x3 convolution by tiles. A tile's places lie in planes, one for each place, (tiles, channels) each, with a gap
-   between planes: the cache's own places repeat with powers of two. */
+/* A 3x3 convolution by tiles. The places that a tile sees lie in planes, one for each, (tiles, channels) each. */
 
-enum {
-    OWN = 4, SEEN = 6, PLANES = SEEN * SEEN, /* places along a tile's side, its own and those it sees, and of all */
-    BLOCK = 36, TOGETHER = 9, /* tiles, and maps, at a time */
-    GAP = 16, /* floats */
-};
+enum { OWN = 4, SEEN = 6, PLANES = SEEN * SEEN }; /* places along a tile's side: its own, those it sees; all it sees */
 
 struct tiles {
     const float *from, *taps, *gradient;
     float *to, *of_taps, *room;
-    Py_ssize_t maps, height, width, inputs, outputs, slots;
+    Py_ssize_t maps, height, width, inputs, outputs;
+    Py_ssize_t slots, together, block, gap; /* shares, maps and tiles at a time, floats between planes */
 };
 
 /* Batch norm of rows of channels. */
@@ -37,7 +33,6 @@ struct norm {
     float *y, *of_x, *of_plus, *sums;
     float *mean, *variance, *scale, *offset, *first, *second; /* by channel */
     Py_ssize_t rows, columns, rows_each;
-    int rectified;
 };
 
 #define LANES 8
@@ -104,22 +99,22 @@ static int able(const struct crew *crew)
 
 #define AT(address) ((float *)(uintptr_t)(address))
 
-/* A convolution, for Python: (crew..., from, taps, gradient, to, of_taps, room, maps, height, width, inputs, outputs,
-   slots). Each thread has a slot: its part of the room, and of of_taps. Who does which maps does not depend on who is first, and
-   so sums do not either. */
+/* A convolution, for Python: crew, addresses and sizes as in struct tiles. Each slot has its part of the room and of
+   of_taps, and its maps, whoever comes first: sums do not depend on that. */
 
 static PyObject *over_tiles(PyObject *arguments, int back)
 {
     unsigned long long from, taps, gradient, to, of_taps, room;
     struct crew crew;
     struct tiles tiles;
-    if (!PyArg_ParseTuple(arguments, "iiKKKKKKKnnnnnn", &crew.lanes, &crew.threads, &crew.parallel, &from, &taps,
+    if (!PyArg_ParseTuple(arguments, "iiKKKKKKKnnnnnnnnn", &crew.lanes, &crew.threads, &crew.parallel, &from, &taps,
                           &gradient, &to, &of_taps, &room, &tiles.maps, &tiles.height, &tiles.width, &tiles.inputs,
-                          &tiles.outputs, &tiles.slots)
+                          &tiles.outputs, &tiles.slots, &tiles.together, &tiles.block, &tiles.gap)
         || !able(&crew))
         return NULL;
-    if (tiles.height % OWN || tiles.width % OWN || tiles.inputs % (2 * crew.lanes) || tiles.outputs % (2 * crew.lanes)) {
-        PyErr_SetString(PyExc_ValueError, "sides go in fours and channels in pairs of vectors");
+    const int pair = 2 * crew.lanes;
+    if (tiles.height % OWN || tiles.width % OWN || tiles.inputs % pair || tiles.outputs % pair || tiles.block % 12) {
+        PyErr_SetString(PyExc_ValueError, "sides go in fours, channels in pairs of vectors, tiles in twelves");
         return NULL;
     }
     tiles.from = AT(from), tiles.taps = AT(taps), tiles.gradient = AT(gradient);
@@ -149,9 +144,9 @@ static int norm_of(PyObject *arguments, struct crew *crew, struct norm *norm, Py
                    float **channels)
 {
     unsigned long long x, plus, y, gradient, of_x, of_plus, sums, by_channel;
-    if (!PyArg_ParseTuple(arguments, "iiKKKKKKKKKnnnid", &crew->lanes, &crew->threads, &crew->parallel, &x, &plus, &y,
+    if (!PyArg_ParseTuple(arguments, "iiKKKKKKKKKnnnd", &crew->lanes, &crew->threads, &crew->parallel, &x, &plus, &y,
                           &gradient, &of_x, &of_plus, &sums, &by_channel, &norm->rows, &norm->columns,
-                          &norm->rows_each, &norm->rectified, eps)
+                          &norm->rows_each, eps)
         || !able(crew))
         return 0;
     if (norm->columns % CHANNELS || norm->rows < 1 || norm->rows_each < 1) {

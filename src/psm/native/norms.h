@@ -53,21 +53,16 @@ TARGET static void NAME(normalise)(const void *given, Py_ssize_t piece)
             vector y = LOAD(norm->x + at + v * LANES) * scale[v] + offset[v];
             if (norm->plus)
                 y += LOAD(norm->plus + at + v * LANES);
-            if (norm->rectified)
-                y = WHERE(~(y < 0), y);
-            STORE(norm->y + at + v * LANES, y);
+            STORE(norm->y + at + v * LANES, WHERE(~(y < 0), y));
         }
     }
 }
 
 /* The gradient that passes the ReLU: where y, given or computed as above, is above zero. */
 #define PASSED                                                                                             \
-    vector gradient = LOAD(norm->gradient + at + v * LANES);                                               \
     const vector x = LOAD(norm->x + at + v * LANES);                                                       \
-    if (norm->rectified) {                                                                                 \
-        const vector y = norm->y ? LOAD(norm->y + at + v * LANES) : (vector)(x * scale[v] + offset[v]);    \
-        gradient = WHERE(~(y <= 0), gradient);                                                             \
-    }
+    const vector y = norm->y ? LOAD(norm->y + at + v * LANES) : (vector)(x * scale[v] + offset[v]);        \
+    const vector gradient = WHERE(~(y <= 0), LOAD(norm->gradient + at + v * LANES));
 
 /* Sums of that gradient, and of it times the differences of x to its mean; the gradient itself where it is wanted. */
 TARGET static void NAME(sums_of_gradient)(const void *given, Py_ssize_t piece)

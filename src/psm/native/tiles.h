@@ -151,8 +151,8 @@ LINE NAME(back_to_tile)(const float *map, float *tile, Py_ssize_t width, Py_ssiz
     }
 }
 
-/* Products of a plane, ROWS by a pair of vectors at a time in registers: to (rows, columns) = from (rows, inner) by taps
-   (pairs of columns, inner, a pair). Rows come in whole ROWS; those past the last tile hold whatever they held. */
+/* Products of a plane, ROWS by a pair of vectors at a time in registers: to (rows, columns) = from (rows, inner) by
+   taps (pairs of columns, inner, a pair). Rows come in whole ROWS; those past the last tile hold whatever they held. */
 
 enum { NAME(ROWS) = LANES == 16 ? 12 : 6, NAME(TAPS) = LANES == 16 ? 8 : 4, NAME(PAIR) = 2 * LANES };
 
@@ -178,7 +178,8 @@ TARGET static void NAME(multiply)(const float *restrict from, const float *restr
         }
 }
 
-/* The gradient of taps (outputs, inputs) is, or grows by, products (rows, outputs), transposed, by seen (rows, inputs). */
+/* The gradient of taps (outputs, inputs) is, or grows by, products (rows, outputs), transposed, by seen (rows,
+   inputs). */
 TARGET static void NAME(multiply_transposed)(const float *restrict products, const float *restrict seen,
                                              float *restrict taps, Py_ssize_t rows, Py_ssize_t outputs,
                                              Py_ssize_t inputs, int grows)
@@ -206,7 +207,7 @@ TARGET static void NAME(multiply_transposed)(const float *restrict products, con
         }
 }
 
-/* A thread's share: some maps at a time, BLOCK of their tiles at a time. */
+/* A slot's share: some maps at a time, some of their tiles at a time. */
 
 #define FOR_EACH_TILE                                                                                        \
     for (Py_ssize_t tile = 0, top, left, map; tile < count                                                   \
@@ -215,16 +216,17 @@ TARGET static void NAME(multiply_transposed)(const float *restrict products, con
 
 #define SHARE                                                                                                \
     const struct tiles own = *(const struct tiles *)given, *const tiles = &own;                              \
-    const Py_ssize_t height = tiles->height, width = tiles->width, inputs = tiles->inputs;                   \
-    const Py_ssize_t outputs = tiles->outputs, across = width / OWN, each = height / OWN * across;           \
-    const Py_ssize_t in_plane = BLOCK * inputs + GAP, out_plane = BLOCK * outputs + GAP;                     \
+    const Py_ssize_t height = tiles->height, width = tiles->width, across = width / OWN;                     \
+    const Py_ssize_t each = height / OWN * across, together = tiles->together, block = tiles->block;         \
+    const Py_ssize_t inputs = tiles->inputs, in_plane = block * inputs + tiles->gap;                         \
+    const Py_ssize_t outputs = tiles->outputs, out_plane = block * outputs + tiles->gap;                     \
     const Py_ssize_t in_map = height * width * inputs, out_map = height * width * outputs;                   \
     float *const seen = tiles->room + slot * PLANES * (in_plane + out_plane);                                \
     float *const products = seen + PLANES * in_plane;                                                        \
-    for (Py_ssize_t first = slot * TOGETHER; first < tiles->maps; first += tiles->slots * TOGETHER)          \
+    for (Py_ssize_t first = slot * together; first < tiles->maps; first += tiles->slots * together)          \
         for (Py_ssize_t start = 0, count,                                                                    \
-             all = each * (tiles->maps - first < TOGETHER ? tiles->maps - first : TOGETHER);                 \
-             start < all && (count = all - start < BLOCK ? all - start : BLOCK); start += BLOCK)
+             all = each * (tiles->maps - first < together ? tiles->maps - first : together);                 \
+             start < all && (count = all - start < block ? all - start : block); start += block)
 
 #define WHOLE(rows) (((rows) + NAME(ROWS) - 1) / NAME(ROWS) * NAME(ROWS))
 
@@ -255,7 +257,7 @@ TARGET static void NAME(convolve_back)(const void *given, Py_ssize_t slot)
             for (int place = 0; place < PLANES; place++)
                 NAME(multiply_transposed)(products + place * out_plane, seen + place * in_plane,
                                           of_taps + place * inputs * outputs, count, outputs, inputs,
-                                          start || first >= tiles->slots * TOGETHER);
+                                          start || first >= tiles->slots * together);
         }
         if (tiles->to) {
             if (!start)
