@@ -22,10 +22,10 @@ from turns import keep
 # Parts that the step names itself; what is in none of them goes by its operator.
 NAMED = ("views", "loss and mining, forward", "optimiser", "target and bank")
 OPERATORS = {
-    "convolutions, backward": ("convolution_backward",),
-    "convolutions, forward": ("mkldnn_convolution", "_slow_conv", "thnn_conv"),
+    "convolutions, backward": ("convolution_backward", "ConvolutionBackward"),
+    "convolutions, forward": ("mkldnn_convolution", "_slow_conv", "thnn_conv", "Convolution"),
     "matrix products": ("addmm", "aten::mm", "aten::bmm", "linear"),
-    "batch norm": ("batch_norm",),
+    "batch norm": ("batch_norm", "Rectified"),
     "ReLU, sums, pooling": ("threshold", "clamp_min", "aten::add", "max_pool", "mean", "relu"),
 }
 ELSE = "all else"
