@@ -1,10 +1,12 @@
 """Convolutions by tiles: equal to torch's, value and gradient, and taken only where they apply."""
 
 import platform
+import re
 import shutil
 import sys
 from contextlib import contextmanager, nullcontext
 from copy import deepcopy
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,7 +15,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from psm import networks, processor, tiles
+from psm import networks, norms, processor, tiles
 from psm.faster import Faster
 
 FORMATS = (torch.contiguous_format, torch.channels_last)
@@ -50,21 +52,25 @@ def using(threads):
 @settings(deadline=None)
 @given(
     batch=st.integers(1, 40),
-    height=st.sampled_from([8, 12, 16, 32]),
+    height=st.sampled_from([8, 12, 16]),
     width=st.sampled_from([8, 12, 16]),
     inputs=st.sampled_from([32, 64]),
     outputs=st.sampled_from([32, 96]),
     biased=st.booleans(),
     formats=st.tuples(st.sampled_from(FORMATS), st.sampled_from(FORMATS)),
     threads=st.integers(1, 3),
+    stride=st.sampled_from([1, 2]),
 )
-def test_value_and_gradient_equal_the_convolution(batch, height, width, inputs, outputs, biased, formats, threads):
+def test_value_and_gradient_equal_the_convolution(
+    batch, height, width, inputs, outputs, biased, formats, threads, stride
+):
+    height, width = height * stride, width * stride
     draws = torch.Generator().manual_seed(batch)
     maps = torch.randn(batch, inputs, height, width, generator=draws).to(memory_format=formats[0]).requires_grad_()
-    layer = nn.Conv2d(inputs, outputs, 3, padding=1, bias=biased).to(memory_format=formats[1])
+    layer = nn.Conv2d(inputs, outputs, 3, stride, padding=1, bias=biased).to(memory_format=formats[1])
     with pytest.MonkeyPatch.context() as changed, using(threads):
         changed.setattr(tiles, "LEAST_TILES", 1)
-        assert tiles.apply_to(maps, layer.weight)
+        assert tiles.apply_to(maps, layer.weight, stride)
         found = passes(maps, layer, Faster)
     exact = passes(maps.detach().double().requires_grad_(), deepcopy(layer).double())
     for fast, true in zip(found, exact, strict=True):
@@ -125,7 +131,8 @@ def test_second_derivatives_are_refused():
 @pytest.mark.parametrize(
     ("shape", "layer"),
     [
-        ((32, 32, 8, 8), nn.Conv2d(32, 32, 3, stride=2, padding=1)),
+        ((64, 32, 12, 12), nn.Conv2d(32, 32, 3, stride=2, padding=1)),  # not in eights
+        ((64, 32, 9, 9), nn.Conv2d(32, 32, 3, stride=3, padding=1)),
         ((32, 32, 8, 8), nn.Conv2d(32, 32, 3)),
         ((32, 32, 8, 8), nn.Conv2d(32, 32, 3, padding=1, groups=2)),
         ((32, 32, 8, 8), nn.Conv2d(32, 32, 3, padding=2, dilation=2)),
@@ -165,25 +172,39 @@ def test_a_tensor_without_numbers_is_torch_s():
 
 @compiled
 def test_a_resnet_takes_them(monkeypatch):
-    """With the small stem at 32 pixels: two stages but for their strided first, and the shortcuts."""
+    """With the small stem at 32 pixels: three stages and the fourth's first, all but the shortcuts."""
     taken, plain = [], tiles.by_tiles
     monkeypatch.setattr(tiles, "by_tiles", lambda *given: taken.append(tuple(given[0].shape[1:3])) or plain(*given))
+    monkeypatch.setattr(networks, "in_one", lambda *given: False)  # convolution by convolution
     with Faster(), torch.no_grad():
-        networks.encoder("resnet18", "small", 32)(torch.randn(16, 3, 32, 32))
-    assert taken == [(64, 32)] * 4 + [(128, 16)] * 3 + [(256, 8)] * 3
+        networks.encoder("resnet18", "small", 32)(torch.randn(64, 3, 32, 32))
+    assert taken == [(64, 32)] * 5 + [(128, 16)] * 4 + [(256, 8)] * 4
 
 
 @compiled
 def test_many_threads_do_not_fill_memory_with_their_sums(monkeypatch):
     maps, weight = torch.empty(512, 64, 8, 8), torch.empty(64, 64, 3, 3)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 256)
-    assert tiles._slots(maps) == 57  # nine maps at a time
-    assert tiles.apply_to(maps, weight)
-    assert not tiles.apply_to(torch.empty(512, 512, 8, 8), torch.empty(512, 512, 3, 3))
+    assert tiles._slots(maps.shape, tiles.TILINGS[1]) == 57  # nine maps at a time
+    assert tiles.apply_to(maps, weight, 1)
+    assert not tiles.apply_to(torch.empty(512, 512, 8, 8), torch.empty(512, 512, 3, 3), 1)
 
 
 @compiled
 def test_wrong_sizes_are_refused():
-    maps = torch.zeros(1, 32, 8, 8)
-    with pytest.raises(ValueError, match="fours"):
-        processor.call("convolve", *[maps.data_ptr()] * 6, 0, 8, 7, 32, 32, 1, 9, 36, 16)
+    with pytest.raises(ValueError, match="sides go in tiles"):
+        processor.call("convolve", tiles.Pass, count=1, height=8, width=7, inputs=32, outputs=32, stride=1, block=36)
+    with pytest.raises(ValueError, match="strides"):
+        processor.call("convolve", tiles.Pass, count=1, height=9, width=9, inputs=32, outputs=32, stride=3, block=36)
+    with pytest.raises(ValueError, match="channels go in 32s"):
+        processor.call("moments", norms.Pass, rows=1, columns=48, rows_each=1)
+
+
+@compiled
+@pytest.mark.parametrize(("ours", "theirs"), [(tiles.Pass, "tiles"), (norms.Pass, "norm")])
+def test_structures_are_those_of_the_compiled_part(ours, theirs):
+    """Name by name: a field out of place would be read as another."""
+    source = (Path(tiles.__file__).parent / "native" / "module.c").read_text()
+    fields = source.split(f"struct {theirs} {{", 1)[1].split("};", 1)[0]
+    fields = re.sub(r"/\*.*?\*/|\bconst\b|\bfloat\b|\bdouble\b|Py_ssize_t|\*", " ", fields)
+    assert re.split(r"[\s,;]+", fields.strip(" \n;")) == [name for name, _ in ours._fields_]

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from psm import norms, tiles
+from psm import blocks, norms, tiles
 from psm.small_maps import PRODUCTS, few_products, whole_map, windows
 
 _within = ContextVar("within", default=False)
@@ -45,6 +45,12 @@ class Faster(TorchFunctionMode):
         return function(*args, **(kwargs or {}))
 
 
+def in_one(block: nn.Module, maps: Tensor) -> bool:
+    """Whether a residual block with these maps is faster as one function, ``blocks.residual``."""
+    ready = not torch.compiler.is_compiling() and _within.get() and not torch.is_autocast_enabled("cpu")
+    return ready and blocks.apply_to(block, maps)
+
+
 def rectified(norm: nn.Module, maps: Tensor, plus: Tensor | None = None) -> Tensor:
     """``relu(norm(maps) + plus)``, in one where that is faster."""
     if not torch.compiler.is_compiling() and _within.get() and norms.apply_to(norm, maps, plus):
@@ -71,8 +77,9 @@ def _convolution(
             column_products = PRODUCTS.get((input.shape[3], weight.shape[3], right, left))
             if row_products and column_products:
                 return few_products(input, weight, bias, row_products, column_products)
-            if weight.shape[2:] == (3, 3) and down == right == top == left == 1 and tiles.apply_to(input, weight):
-                return tiles.by_tiles(input, weight, bias)
+            usual = weight.shape[2:] == (3, 3) and down == right and top == left == 1
+            if usual and tiles.apply_to(input, weight, down):
+                return tiles.by_tiles(input, weight, bias, down)
         rows = windows(input.shape[2], weight.shape[2], down, top)
         columns = windows(input.shape[3], weight.shape[3], right, left)
         if rows and columns:

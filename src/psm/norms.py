@@ -10,76 +10,109 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from psm.processor import call, lanes
+from psm.processor import call, lanes, plain, structure
 
-CHANNELS = 32  # at a time
+CHANNELS, SUMS = 32, 3  # at a time; sums that a piece has
 FLOATS = 2**13  # of maps at a time: a piece stays in the cache
 LEAST = 2**20  # floats of maps; calls weigh more than memory below
 
+Pass = structure(
+    "Pass", "x plus gradient y of_x of_plus norm plus_norm sums", "rows columns rows_each", numbers="eps"
+)  # struct norm
+WEIGHT, BIAS, MEAN, VARIANCE, OF_WEIGHT, OF_BIAS, ROWS = 0, 1, 2, 3, 9, 10, 11  # a norm's numbers by channel
 
-def apply_to(norm: nn.Module, maps: Tensor, plus: Tensor | None) -> bool:
-    """Whether a norm is torch's plain one, learning, over maps for which one function is faster."""
-    given = [maps] if plus is None else [maps, plus]
-    return bool(
-        lanes()
-        and type(norm) is nn.BatchNorm2d
+
+def usual(norm: nn.Module) -> bool:
+    """Whether a norm is torch's plain one, learning, over channels that go in vectors, and nobody listens to it."""
+    return (
+        type(norm) is nn.BatchNorm2d
         and norm.training
         and norm.affine
         and norm.track_running_stats
         and norm.momentum is not None
-        and norm.weight.dtype == torch.float32
+        and norm.num_features % CHANNELS == 0
+        and plain(norm.weight, norm.bias)
+        and not heard(norm)
+    )
+
+
+def heard(module: nn.Module) -> bool:
+    """Whether somebody's hooks wait for a module's calls."""
+    hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
+    return any(hooks)
+
+
+def apply_to(norm: nn.Module, maps: Tensor, plus: Tensor | None) -> bool:
+    """Whether the norm and its maps are such that one function is possible, and faster."""
+    return bool(
+        lanes()
+        and usual(norm)
+        and plain(maps, plus)
         and maps.numel() >= LEAST
-        and maps.shape[1] % CHANNELS == 0
-        and all(type(x) is Tensor and x.dtype == torch.float32 and x.device.type == "cpu" for x in given)
-        and all(x.shape == maps.shape and x.is_contiguous(memory_format=torch.channels_last) for x in given)
+        and all(
+            x.shape == maps.shape and x.is_contiguous(memory_format=torch.channels_last)
+            for x in (maps, maps if plus is None else plus)
+        )
     )
 
 
 def rectified(norm: nn.BatchNorm2d, maps: Tensor, plus: Tensor | None = None) -> Tensor:
     """``relu(norm(maps) + plus)`` for what ``apply_to`` allows; the running moments follow as in torch."""
-    result, mean, variance = Rectified.apply(maps, plus, norm.weight, norm.bias, norm.eps)
-    with torch.no_grad():
-        rows = maps.numel() // maps.shape[1]
-        norm.num_batches_tracked.add_(1)
-        norm.running_mean.lerp_(mean, norm.momentum)
-        norm.running_var.lerp_(variance * (rows / (rows - 1)), norm.momentum)
-    return result
+    return Rectified.apply(maps, plus, norm, norm.weight, norm.bias)
 
 
 class Rectified(torch.autograd.Function):
-    """Of maps (N, C, H, W), channels last: the result, and the batch's mean and variance."""
+    """Of maps (N, C, H, W), channels last."""
 
     @staticmethod
-    def forward(
-        ctx, maps: Tensor, plus: Tensor | None, weight: Tensor, bias: Tensor, eps: float
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(ctx, maps: Tensor, plus: Tensor | None, norm: nn.BatchNorm2d, weight: Tensor, bias: Tensor) -> Tensor:
         result = torch.empty_like(maps)
-        by_channel = torch.empty(8, len(weight), device="cpu")  # weight, bias, mean, variance, scale, offset, room
-        by_channel[0], by_channel[1] = weight, bias
-        _pass("norm_forward", maps, plus, result, None, None, None, by_channel, eps)
-        ctx.eps, ctx.summed = eps, plus is not None
-        ctx.save_for_backward(maps, by_channel, result if ctx.summed else None)
-        mean, variance = by_channel[2].clone(), by_channel[3].clone()
-        ctx.mark_non_differentiable(mean, variance)
-        return result, mean, variance
+        over = {"x": maps, "norm": numbers(norm), **_pieces(maps)}
+        call("moments", Pass, **over)
+        settle(norm, **over)
+        call("normalise", Pass, plus=plus, y=result, **over)
+        ctx.summed = plus is not None
+        ctx.save_for_backward(maps, over["norm"], result if ctx.summed else None)
+        return result
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, gradient: Tensor, *_: Tensor) -> tuple[Tensor, Tensor | None, Tensor, Tensor, None]:
+    def backward(ctx, gradient: Tensor) -> tuple[Tensor, Tensor | None, None, Tensor, Tensor]:
         maps, by_channel, result = ctx.saved_tensors
         gradient = gradient.contiguous(memory_format=torch.channels_last)
         of_maps, of_plus = torch.empty_like(maps), torch.empty_like(maps) if ctx.summed else None
-        by_channel = by_channel.clone()  # the saved one is not to change
-        _pass("norm_backward", maps, None, result, gradient, of_maps, of_plus, by_channel, ctx.eps)
-        of_bias, of_weight = by_channel[6:]
-        return of_maps, of_plus, of_weight, of_bias, None
+        norm = by_channel.clone()  # the saved one is not to change
+        over = {"x": maps, "y": result, "gradient": gradient, "norm": norm, **_pieces(maps)}
+        call("sums_of_gradient", Pass, of_plus=of_plus, **over)
+        call("settle_gradient", Pass, **over)
+        call("gradient_of_x", Pass, of_x=of_maps, **over)
+        return of_maps, of_plus, None, norm[OF_WEIGHT], norm[OF_BIAS]
 
 
-def _pass(name: str, maps: Tensor, *others: Tensor | float | None) -> None:
-    """With ``(plus, result, gradient, of maps, of plus, by channel, eps)``."""
-    *tensors, by_channel, eps = others
+def numbers(norm: nn.BatchNorm2d) -> Tensor:
+    """A norm's numbers by channel: weight and bias; room for the others."""
+    rows = torch.empty(ROWS, norm.num_features, device="cpu")
+    rows[WEIGHT], rows[BIAS] = norm.weight, norm.bias
+    return rows
+
+
+def settle(module: nn.BatchNorm2d, x: Tensor, norm: Tensor, sums: Tensor, **over: int) -> None:
+    """From the moments of pieces to those of all and the norm's scale; the running moments follow."""
+    call("settle", Pass, x=x, norm=norm, sums=sums, eps=module.eps, **over)
+    rows = over["rows"]
+    module.num_batches_tracked.add_(1)
+    module.running_mean.lerp_(norm[MEAN], module.momentum)
+    module.running_var.lerp_(norm[VARIANCE] * (rows / (rows - 1)), module.momentum)
+
+
+def by_map(maps: Tensor, sums: Tensor) -> dict[str, Tensor | int]:
+    """Maps as pieces, with their sums (N, 3, C)."""
+    count, columns, height, width = maps.shape
+    return {"sums": sums, "rows": count * height * width, "columns": columns, "rows_each": height * width}
+
+
+def _pieces(maps: Tensor) -> dict[str, Tensor | int]:
     columns = maps.shape[1]
     rows, rows_each = maps.numel() // columns, max(1, FLOATS // columns)
-    sums = torch.empty(-(-rows // rows_each), 2, columns, device="cpu")
-    addresses = [0 if x is None else x.data_ptr() for x in (maps, *tensors, sums, by_channel)]
-    call(name, *addresses, rows, columns, rows_each, eps)
+    sums = torch.empty(-(-rows // rows_each), SUMS, columns, device="cpu")
+    return {"sums": sums, "rows": rows, "columns": columns, "rows_each": rows_each}

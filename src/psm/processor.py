@@ -10,6 +10,7 @@ from functools import cache
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 try:
     from psm import _native
@@ -25,9 +26,26 @@ def lanes() -> int | None:
     return LANES.get(torch.backends.cpu.get_cpu_capability()) if _native and _parallel() else None
 
 
-def call(name: str, *numbers: float) -> None:
-    """Call what is compiled, with addresses and sizes, on as many threads as torch has."""
-    getattr(_native, name)(lanes(), torch.get_num_threads(), _parallel(), *numbers)
+def structure(name: str, tensors: str, sizes: str, numbers: str = "") -> type[ctypes.Structure]:
+    """What a compiled function is given: addresses of tensors, sizes, and numbers, in the order of its C struct."""
+    kinds = {ctypes.c_void_p: tensors, ctypes.c_ssize_t: sizes, ctypes.c_double: numbers}
+    return type(
+        name, (ctypes.Structure,), {"_fields_": [(x, kind) for kind, names in kinds.items() for x in names.split()]}
+    )
+
+
+def call(name: str, kind: type[ctypes.Structure], **given: Tensor | float | None) -> None:
+    """Call what is compiled, with what its structure names, on as many threads as torch has."""
+    fields = kind(**{key: value.data_ptr() if isinstance(value, Tensor) else value for key, value in given.items()})
+    getattr(_native, name)(lanes(), torch.get_num_threads(), _parallel(), ctypes.addressof(fields))
+
+
+def plain(*tensors: Tensor | None) -> bool:
+    """Whether these are tensors of single precision with numbers in a CPU's memory, nothing that stands for one."""
+    return all(
+        x is None or (type(x) in (Tensor, torch.nn.Parameter) and x.dtype == torch.float32 and x.device.type == "cpu")
+        for x in tensors
+    )
 
 
 @cache

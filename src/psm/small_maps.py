@@ -32,25 +32,26 @@ class Products(NamedTuple):
     out: tuple[tuple[float, ...], ...]  # outputs x products
 
 
-def _rows(text: str) -> tuple[tuple[float, ...], ...]:
+def matrix(text: str) -> tuple[tuple[float, ...], ...]:
+    """Rows by commas, fractions by spaces."""
     return tuple(tuple(float(Fraction(number)) for number in row.split()) for row in text.split(","))
 
 
 # (map, kernel, stride, padding) along one axis -> its products. Between two axes they combine.
 PRODUCTS = {
     (4, 3, 1, 1): Products(
-        _rows(
+        matrix(
             "0 -97/72 0 1/2, 243/260 729/520 -27/65 -81/130, -243/260 729/520 27/65 -81/130,"
             "-128/195 -256/585 96/65 64/65, 128/195 -256/585 -96/65 64/65, 1/2 0 -97/72 0"
         ),
-        _rows("2 0 0, 1 2/3 4/9, 1 -2/3 4/9, 1/2 3/4 9/8, 1/2 -3/4 9/8, 0 0 2"),
-        _rows("1 1 1 1/4 1/4 0, 0 2/3 -2/3 3/8 -3/8 0, 0 4/9 4/9 9/16 9/16 0, 0 8/27 -8/27 27/32 -27/32 1"),
+        matrix("2 0 0, 1 2/3 4/9, 1 -2/3 4/9, 1/2 3/4 9/8, 1/2 -3/4 9/8, 0 0 2"),
+        matrix("1 1 1 1/4 1/4 0, 0 2/3 -2/3 3/8 -3/8 0, 0 4/9 4/9 9/16 9/16 0, 0 8/27 -8/27 27/32 -27/32 1"),
     ),
-    (2, 3, 1, 1): Products(_rows("1 1, 0 1, 1 0"), _rows("0 1 0, 0 -1 1, 1 -1 0"), _rows("1 1 0, 1 0 1")),
+    (2, 3, 1, 1): Products(matrix("1 1, 0 1, 1 0"), matrix("0 1 0, 0 -1 1, 1 -1 0"), matrix("1 1 0, 1 0 1")),
     (4, 3, 2, 1): Products(
-        _rows("1 0 0 0, 0 1 0 0, 0 1 0 0, 0 0 1 0, 0 0 0 1"),
-        _rows("0 1 0, 0 0 1, 1 0 0, 0 1 0, 0 0 1"),
-        _rows("1 1 0 0 0, 0 0 1 1 1"),
+        matrix("1 0 0 0, 0 1 0 0, 0 1 0 0, 0 0 1 0, 0 0 0 1"),
+        matrix("0 1 0, 0 0 1, 1 0 0, 0 1 0, 0 0 1"),
+        matrix("1 1 0 0 0, 0 0 1 1 1"),
     ),
 }
 

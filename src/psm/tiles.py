@@ -1,100 +1,196 @@
-"""3x3 convolutions of maps of 8x8 and more by tiles, with a quarter of the products; for x86 CPUs.
+"""3x3 convolutions of larger maps by tiles, with a quarter of the products, or half with a stride of two; for x86 CPUs.
 
-A tile is 4x4 places of a map and the places around them. Tiles and kernel are transformed, multiplied place by place,
-and the products transformed back (the algorithm of Toom and Cook, known as Winograd's): 36 products of channels for 16
-places instead of 144. oneDNN (torch 2.13) convolves such maps at the speed of matrix products, so that only fewer
-products are faster; it has this algorithm too, but torch does not reach it, and NNPACK's has no gradients.
+A tile is 4x4 places of a result and the places of the map that they see. Tiles and kernel are transformed, multiplied
+place by place, and the products transformed back (the algorithm of Toom and Cook, known as Winograd's): 36 products of
+channels for 16 places instead of 144, and 81 with a stride of two. oneDNN (torch 2.13) convolves such maps at the speed
+of matrix products, so that only fewer products are faster; it has this algorithm too, but torch does not reach it, and
+NNPACK's has no gradients.
 
 In torch alone the transforms take as long as what they save, so it is compiled (``processor``), a few tiles at a time
-from maps to result, so that they stay in the cache. Points and error are those of ``small_maps``.
-``benchmarks/convolutions.py`` measures the speed, ``docs/speed.md`` has the figures.
+from maps to result, so that they stay in the cache. ``benchmarks/convolutions.py`` measures the speed,
+``docs/speed.md`` has the figures.
 """
+
+import math
+from functools import cache
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from psm.processor import call, lanes
-from psm.small_maps import PRODUCTS, transforms
+from psm.processor import call, lanes, plain, structure
+from psm.small_maps import PRODUCTS, matrix
 
-OWN, PLANES = 4, 36  # places along a tile's side that are its own; places that it sees
-TOGETHER, BLOCK = 9, 36  # maps, and tiles of them, at a time
+OWN = 4  # places along the side of a tile's result
+BLOCK = 36  # tiles at a time
 GAP = 16  # floats between planes, which keep out of each other's way in the cache: its places repeat with powers of two
 LEAST_TILES = 64  # fewer do not make up for the kernel's own transform
 LEAST_CHANNELS = 32
 MOST = 2**26  # floats that the gradient of the taps may take, which each thread has for itself
 
+Pass = structure(
+    "Pass",
+    "maps maps_norm taps result result_norm gradient of_maps of_taps sums "
+    "shortcut_taps shortcut shortcut_norm shortcut_gradient of_shortcut_taps shortcut_sums room",
+    "count height width inputs outputs stride adds slots together block gap",
+)  # struct tiles
 
-def apply_to(input: Tensor, weight: Tensor) -> bool:
-    """Whether a 3x3 convolution with stride 1 and padding 1 is one for tiles, and faster by them."""
-    if not lanes() or input.dtype != torch.float32 or weight.dtype != torch.float32 or input.device.type != "cpu":
+
+class Tiling(NamedTuple):
+    """How a convolution with a stride goes by tiles; the transforms of maps and products are in ``native/tiles.h``."""
+
+    stride: int
+    kernel: tuple[tuple[float, ...], ...]  # places that a tile sees along a line x 3 taps
+
+    @property
+    def side(self) -> int:
+        """Places of a map from a tile to the next."""
+        return self.stride * OWN
+
+    @property
+    def planes(self) -> int:
+        """Places that a tile sees."""
+        return len(self.kernel) ** 2
+
+
+TILINGS = {  # by stride
+    1: Tiling(1, PRODUCTS[4, 3, 1, 1].kernel),
+    2: Tiling(2, matrix("0 1 0," * 4 + "1 0 0, 1 0 1, 1 0 -2/3, 1 0 -3/2, 0 0 1")),
+}
+
+
+def apply_to(input: Tensor, weight: Tensor, stride: int) -> bool:
+    """Whether a 3x3 convolution with this stride and padding 1 is one for tiles, and faster by them."""
+    if not lanes() or stride not in TILINGS or not plain(input, weight):
         return False
-    maps, _, height, width = input.shape
+    return fits(input.shape, weight, stride) and min(input.shape[2:]) > OWN  # those are small_maps'
+
+
+def fits(shape: tuple[int, ...], weight: Tensor, stride: int) -> bool:
+    """Whether maps of this shape (N, C, H, W) go in tiles, and are enough for them."""
+    maps, _, height, width = shape
+    tiling = TILINGS[stride]
     return (
-        min(height, width) > OWN
-        and height % OWN == width % OWN == 0
-        and maps * height * width >= LEAST_TILES * OWN**2
+        height % tiling.side == width % tiling.side == 0
+        and maps * height * width >= LEAST_TILES * tiling.side**2
         and all(channels >= LEAST_CHANNELS and channels % (2 * lanes()) == 0 for channels in weight.shape[:2])
-        and _slots(input) * PLANES * weight.shape[0] * weight.shape[1] <= MOST
-        and all(type(x) in (Tensor, torch.nn.Parameter) for x in (input, weight))  # none without numbers
+        and _slots(shape, tiling) * tiling.planes * weight.shape[0] * weight.shape[1] <= MOST
     )
 
 
-def by_tiles(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """The convolution of maps (N, C, H, W) for what ``apply_to`` allows: the products of 4x4 maps, a tile at a time."""
-    one = PRODUCTS[4, 3, 1, 1]
-    result = Convolution.apply(input, weight, transforms(one, one, input.dtype)[1])
+def by_tiles(input: Tensor, weight: Tensor, bias: Tensor | None, stride: int) -> Tensor:
+    """The convolution of maps (N, C, H, W), padding 1, for what ``apply_to`` allows."""
+    result = Convolution.apply(input, weight, TILINGS[stride])
     return result if bias is None else result + bias[:, None, None]
 
 
 class Convolution(torch.autograd.Function):
-    """The convolution of maps (N, C, H, W) with kernels (O, C, 3, 3), stride 1, padding 1; channels last."""
+    """The convolution of maps (N, C, H, W) with kernels (O, C, 3, 3), padding 1; channels last."""
 
     @staticmethod
-    def forward(ctx, maps: Tensor, weight: Tensor, kernel: Tensor) -> Tensor:
-        """``kernel`` (36, 9) transforms a kernel's taps."""
+    def forward(ctx, maps: Tensor, weight: Tensor, tiling: Tiling) -> Tensor:
         maps = maps.contiguous(memory_format=torch.channels_last)
-        ctx.save_for_backward(maps, weight, kernel)
-        shape = (len(maps), len(weight), *maps.shape[2:])
-        result = torch.empty(shape, dtype=maps.dtype, device="cpu", memory_format=torch.channels_last)
-        _run("convolve", maps, weight, _taps(weight.transpose(0, 1), kernel), None, result, None)
-        return result
+        ctx.tiling = tiling
+        ctx.save_for_backward(maps, weight)
+        return convolve(maps, weight, tiling)
 
     @staticmethod
     @once_differentiable
     def backward(ctx, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
-        maps, weight, kernel = ctx.saved_tensors
+        maps, weight = ctx.saved_tensors
         gradient = gradient.contiguous(memory_format=torch.channels_last)
         of_maps = torch.empty_like(maps) if ctx.needs_input_grad[0] else None
-        of_taps = (
-            torch.empty(_slots(maps), PLANES, *weight.shape[:2], device="cpu") if ctx.needs_input_grad[1] else None
-        )
-        _run("convolve_back", maps, weight, _taps(weight, kernel), gradient, of_maps, of_taps)
-        return of_maps, None if of_taps is None else _weight(of_taps, weight, kernel), None
+        learned = ctx.needs_input_grad[1]
+        of_weight, _ = convolve_back(maps, weight, ctx.tiling, learned, gradient=gradient, of_maps=of_maps)
+        return of_maps, of_weight, None
 
 
-def _taps(weight: Tensor, kernel: Tensor) -> Tensor:
-    """The transformed taps of kernels (inner, columns, 3, 3) as they are read: (36, pairs of vectors, inner, pair)."""
+def convolve(
+    maps: Tensor, weight: Tensor, tiling: Tiling, shortcut_weight: Tensor | None = None, **more: Tensor | None
+) -> Tensor:
+    """The convolution, and what else ``Pass`` names, into tensors given for it."""
+    result = empty_result(maps, weight, tiling)
+    if shortcut_weight is not None:
+        more["shortcut_taps"] = _pairs(shortcut_weight.transpose(0, 1))
+    taps = _taps(weight.transpose(0, 1), tiling)
+    _run("convolve", tiling, maps, weight, taps=taps, result=result, **more)
+    return result
+
+
+def convolve_back(
+    maps: Tensor,
+    weight: Tensor,
+    tiling: Tiling,
+    learned: bool,
+    shortcut_weight: Tensor | None = None,
+    **more: Tensor | int | None,
+) -> tuple[Tensor | None, Tensor | None]:
+    """The gradients of the kernels, of the convolution and of its shortcut, if they are wanted, and what else ``Pass``
+    names, into tensors given for it."""
+    slots = _slots(maps.shape, tiling)
+    outputs, inputs = weight.shape[:2]
+    if learned:
+        more["of_taps"] = torch.empty(slots, tiling.planes, outputs, inputs, device="cpu")
+    if shortcut_weight is not None:
+        more["shortcut_taps"] = _pairs(shortcut_weight)
+        more["of_shortcut_taps"] = torch.empty(slots, outputs, inputs, device="cpu")
+    _run("convolve_back", tiling, maps, weight, taps=_taps(weight, tiling), **more)
+    of_weight = _weight(more["of_taps"], weight, tiling) if learned else None
+    if shortcut_weight is None:
+        return of_weight, None
+    return of_weight, torch.empty_like(shortcut_weight).copy_(more["of_shortcut_taps"].sum(0)[..., None, None])
+
+
+def empty_result(maps: Tensor, weight: Tensor, tiling: Tiling) -> Tensor:
+    """Room for a result, channels last."""
+    shape = (len(maps), len(weight), *(side // tiling.stride for side in maps.shape[2:]))
+    return torch.empty(shape, device="cpu", memory_format=torch.channels_last)
+
+
+@cache
+def _kernel(tiling: Tiling) -> Tensor:
+    """The transform of a kernel's taps over both axes, (planes, 9)."""
+    with torch.inference_mode(False):
+        line = torch.tensor(tiling.kernel, dtype=torch.double, device="cpu")
+        return torch.kron(line, line).float()
+
+
+def _pairs(weight: Tensor) -> Tensor:
+    """Kernels (inner, columns, h, w) as they are read: a row for each tap, (pairs of vectors, inner, pair) each."""
     pairs = weight.permute(2, 3, 0, 1).unflatten(3, (-1, 2 * lanes())).transpose(2, 3)
-    return kernel @ pairs.reshape(9, -1)
+    return pairs.reshape(weight.shape[2] * weight.shape[3], -1)
 
 
-def _weight(of_taps: Tensor, weight: Tensor, kernel: Tensor) -> Tensor:
-    """The gradient of the kernels, in their memory format, from that of the taps (slots, 36, O, C), which add up."""
-    total = kernel.T.repeat(1, len(of_taps)) @ of_taps.view(len(of_taps) * PLANES, -1)
+def _taps(weight: Tensor, tiling: Tiling) -> Tensor:
+    """The transformed taps of kernels (inner, columns, 3, 3), a row for each plane."""
+    return _kernel(tiling) @ _pairs(weight)
+
+
+def _weight(of_taps: Tensor, weight: Tensor, tiling: Tiling) -> Tensor:
+    """The gradient of the kernels, in their memory format, from that of the taps (slots, planes, O, C)."""
+    total = _kernel(tiling).T.repeat(1, len(of_taps)) @ of_taps.flatten(0, 1).flatten(1)
     return torch.empty_like(weight).copy_(total.view(3, 3, *weight.shape[:2]).permute(2, 3, 0, 1))
 
 
-def _slots(maps: Tensor) -> int:
+def _together(shape: tuple[int, ...], tiling: Tiling) -> int:
+    """Maps at a time, so that their tiles make whole blocks."""
+    return BLOCK // math.gcd(BLOCK, shape[2] * shape[3] // tiling.side**2)
+
+
+def _slots(shape: tuple[int, ...], tiling: Tiling) -> int:
     """Threads that have something to do."""
-    return min(torch.get_num_threads(), -(-len(maps) // TOGETHER))
+    return min(torch.get_num_threads(), -(-shape[0] // _together(shape, tiling)))
 
 
-def _run(name: str, maps: Tensor, weight: Tensor, *tensors: Tensor | None) -> None:
-    """Call a pass with ``(taps, gradient, to, of taps)``."""
+def _run(name: str, tiling: Tiling, maps: Tensor, weight: Tensor, **more: Tensor | int | None) -> None:
     count, inputs, height, width = maps.shape
-    outputs = len(weight)
-    slots = _slots(maps)
-    room = torch.empty(slots, PLANES, BLOCK * (inputs + outputs) + 2 * GAP, device="cpu")
-    addresses = [0 if x is None else x.data_ptr() for x in (maps, *tensors, room)]
-    call(name, *addresses, count, height, width, inputs, outputs, slots, TOGETHER, BLOCK, GAP)
+    outputs, slots = len(weight), _slots(maps.shape, tiling)
+    shortcut = OWN**2  # planes
+    room = torch.empty(
+        slots, tiling.planes * (BLOCK * inputs + GAP) + (tiling.planes + shortcut) * (BLOCK * outputs + GAP),
+        device="cpu",
+    )  # fmt: skip
+    sizes = {"count": count, "height": height, "width": width, "inputs": inputs, "outputs": outputs}
+    blocks = {"slots": slots, "together": _together(maps.shape, tiling), "block": BLOCK, "gap": GAP}
+    call(name, Pass, maps=maps, room=room, stride=tiling.stride, **sizes, **blocks, **more)
