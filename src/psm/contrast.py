@@ -9,7 +9,7 @@ from psm import masses
 from psm.bank import Bank
 from psm.methods import Composition
 from psm.negatives import Negatives, mine_negatives, mixed, of_other_images, of_the_bank
-from psm.objectives import contrastive, regression, variance_covariance
+from psm.objectives import contrastive, logsumexp_of_products, regression, variance_covariance
 from psm.positives import Positives, key_alone, nearest, soft_neighbours
 from psm.slices import sum_over_anchors
 from psm.topology import Embeddings, Pair, pairs
@@ -116,33 +116,45 @@ def _term(
     mining, temperature = composition.negatives, composition.loss.temperature
     candidates, present = _candidates(pair, positives, source)
 
+    made = mining.mixed + mining.mixed_query
+    plain_bank = source == "bank" and own is None and mining.mass == "sum" and not (mining.pnsm or made)
+
     def share(part: slice, anchor: Tensor, pulled: Tensor, *candidates: Tensor) -> tuple[Tensor, Tensor]:
         """Of some of the anchors: the sum of their losses, and what the facts are made of."""
         # Over the temperature before the products: to divide what comes of them would take a pass over all pairs.
         scaled = anchor / temperature
         logits = torch.einsum("nd,npd->np", scaled, pulled)
+        weights, there = positives.weights[part], positives.present[part]
+        if plain_bank:
+            log_mass = logsumexp_of_products(scaled, bank.filled[0])
+            kept = allowed = torch.full_like(log_mass, bank.fill).detach()
+        else:
+            log_mass, kept, allowed = mined(part, anchor, scaled, logits[:, 0], *candidates)
+        with torch.no_grad():
+            chance = weights.sum(1) * (there.sum(1) + kept).to(weights.dtype).log()
+            told = torch.stack([x.sum().to(chance.dtype) for x in (chance, kept, allowed)])
+        return contrastive(logits, weights, there, log_mass).sum(), told
+
+    def mined(part: slice, anchor: Tensor, scaled: Tensor, positive: Tensor, *candidates: Tensor) -> tuple[Tensor, ...]:
+        """Of some of the anchors: the log of their negatives' mass, how many are kept and how many there are."""
         if source == "bank":
             whose = None if own is None else own[part]
-            if mining.mixed + mining.mixed_query:
+            if made:
                 rows = of_the_bank(anchor, bank, whose)
-                made = mixed(anchor, bank, rows, mining.hardest, mining.mixed, mining.mixed_query, generator)
-                negatives = Negatives(made.similarity / temperature, made.allowed)
+                both = mixed(anchor, bank, rows, mining.hardest, mining.mixed, mining.mixed_query, generator)
+                negatives = Negatives(both.similarity / temperature, both.allowed)
             else:
                 negatives = of_the_bank(scaled, bank, whose)
         else:
             negatives = of_other_images(scaled, *candidates, present, part.start)
         keep = negatives.allowed if mining.mass == "sum" else negatives.mask
         if mining.pnsm:
-            similarity, positive = (x.detach() * temperature for x in (negatives.similarity, logits[:, 0]))
-            keep = negatives.mask & mine_negatives(similarity, positive, mining.a, generator)
-        weights, there = positives.weights[part], positives.present[part]
-        log_mass = _log_mass(negatives.similarity, keep, logits[:, 0], composition)
-        with torch.no_grad():
-            all_of_them = torch.full_like(log_mass, negatives.similarity.shape[1])
-            kept, allowed = (all_of_them if x is None else x.sum(1) for x in (keep, negatives.allowed))
-            chance = weights.sum(1) * (there.sum(1) + kept).to(weights.dtype).log()
-            told = torch.stack([x.sum().to(chance.dtype) for x in (chance, kept, allowed)])
-        return contrastive(logits, weights, there, log_mass).sum(), told
+            similarities = (x.detach() * temperature for x in (negatives.similarity, positive))
+            keep = negatives.mask & mine_negatives(*similarities, mining.a, generator)
+        log_mass = _log_mass(negatives.similarity, keep, positive, composition)
+        all_of_them = torch.full_like(log_mass, negatives.similarity.shape[1]).detach()
+        kept, allowed = (all_of_them if x is None else x.sum(1) for x in (keep, negatives.allowed))
+        return log_mass, kept, allowed
 
     columns = bank.fill if source == "bank" else candidates.shape[0] * candidates.shape[1]
     total, told = sum_over_anchors(share, columns, (anchors, pulled), () if source == "bank" else (candidates,))
