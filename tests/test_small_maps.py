@@ -11,7 +11,7 @@ from torch import nn
 
 from psm import networks
 from psm.faster import Faster, faster
-from psm.small_maps import PRODUCTS, transforms, windows
+from psm.small_maps import PRODUCTS, sampled, transforms, windows
 
 FORMATS = (torch.contiguous_format, torch.channels_last)
 
@@ -73,6 +73,21 @@ def test_value_and_gradient_equal_the_convolution(
 def test_it_applies_where_each_output_sees_the_whole_map(size, kernel, stride, padding, starts):
     found = windows(size, kernel, stride, padding)
     assert (found and [window.start for window in found]) == starts
+
+
+@pytest.mark.parametrize(
+    ("size", "kernel", "stride", "padding", "applies"),
+    [
+        ((4, 4), (1, 1), (2, 2), (0, 0), True),  # shortcuts of the last stages
+        ((2, 2), (1, 1), (2, 2), (0, 0), True),
+        ((8, 8), (1, 1), (2, 2), (0, 0), False),  # torch is as fast
+        ((4, 4), (1, 1), (1, 1), (0, 0), False),
+        ((4, 4), (1, 1), (2, 2), (1, 1), False),
+        ((4, 4), (3, 3), (2, 2), (0, 0), False),
+    ],
+)
+def test_it_samples_places_where_the_kernel_has_one(size, kernel, stride, padding, applies):
+    assert sampled(size, kernel, stride, padding) == applies
 
 
 @pytest.mark.parametrize("stem", ["small", "imagenet"])

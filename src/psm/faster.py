@@ -16,7 +16,7 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from psm import blocks, norms, tiles
-from psm.small_maps import PRODUCTS, few_products, whole_map, windows
+from psm.small_maps import PRODUCTS, every_other, few_products, sampled, whole_map, windows
 
 _within = ContextVar("within", default=False)
 
@@ -84,6 +84,8 @@ def _convolution(
         columns = windows(input.shape[3], weight.shape[3], right, left)
         if rows and columns:
             return whole_map(input, weight, bias, rows, columns)
+        if sampled(input.shape[2:], weight.shape[2:], (down, right), (top, left)):
+            return every_other(input, weight, bias, (down, right))
     return torch.conv2d(input, weight, bias, stride, padding, dilation, groups)
 
 

@@ -1,13 +1,14 @@
 """Convolutions over small maps by fewer products and at the speed of matrix products; for CPUs.
 
 Late layers of a residual network work on maps of 4x4, 2x2 or 1x1 when pictures have 32 pixels. oneDNN (torch 2.13) is
-slow there, above all in the gradients. Two ways around it, both plain matrix products:
+slow there, above all in the gradients. Ways around it, all of them plain matrix products:
 
 - ``few_products``: 3x3 convolutions of 4x4 and 2x2 maps by the algorithm of Toom and Cook (known as Winograd's): maps
   and kernels are transformed, multiplied place by place, and the products transformed back. A 4x4 map takes 36 products
   of channels instead of 144, a 2x2 map 9 instead of 36.
 - ``whole_map``: where each output place sees the whole map through a window of the kernel (all else at 1x1, strides
   that end there), the convolution is one linear layer, without the products that padding would add.
+- ``every_other``: a 1x1 convolution with a stride is a linear layer of the places that it sees.
 
 Values and gradients are those of the convolution to rounding: the transforms' points (0, 2/3, 3/2, their negatives,
 infinity) were chosen for that, and err by 1.8e-6 of the largest value where torch errs by 1.2e-6.
@@ -90,6 +91,17 @@ def whole_map(input: Tensor, weight: Tensor, bias: Tensor | None, rows: list[sli
     offset = None if bias is None else bias.repeat(len(rows) * len(columns))
     flat = torch.nn.functional.linear(input.permute(0, 2, 3, 1).flatten(1), matrix, offset)
     return flat.view(len(input), len(rows), len(columns), weight.shape[0]).permute(0, 3, 1, 2)
+
+
+def sampled(size: tuple[int, ...], kernel: tuple[int, ...], stride: tuple[int, int], padding: tuple[int, int]) -> bool:
+    """Whether a convolution over maps of this size sees single places, some of them, and is faster for it."""
+    return kernel == (1, 1) and padding == (0, 0) and max(stride) > 1 and max(size) <= 4
+
+
+def every_other(input: Tensor, weight: Tensor, bias: Tensor | None, stride: tuple[int, int]) -> Tensor:
+    """The 1x1 convolution of maps (N, C, h, w) with a stride."""
+    seen = input[:, :, :: stride[0], :: stride[1]].permute(0, 2, 3, 1)
+    return torch.nn.functional.linear(seen, weight.flatten(1), bias).permute(0, 3, 1, 2)
 
 
 class _Windows(torch.autograd.Function):
