@@ -1,6 +1,6 @@
 """A residual block in one: equal to its layers, value, gradients and running moments; only where it applies."""
 
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from copy import deepcopy
 
 import pytest
@@ -21,6 +21,16 @@ compiled = pytest.mark.skipif(processor.lanes() is None, reason="nothing is comp
 def any_size(monkeypatch):
     """Few maps too, which are quicker to test."""
     monkeypatch.setattr(tiles, "LEAST_TILES", 1)
+
+
+@contextmanager
+def using(threads):
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def maps_of(*shape, layout=torch.channels_last):
@@ -76,14 +86,11 @@ def passes(block, maps, mode=nullcontext):
 def test_value_gradients_and_running_moments_equal_the_layers(batch, sides, inputs, stride, layout, threads):
     maps = maps_of(batch, inputs, *sides, layout=layout)
     block = block_of(inputs, inputs * stride, stride, maps).to(memory_format=layout)
-    doubles, single, before = deepcopy(block).double(), deepcopy(block), torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
+    doubles, single = deepcopy(block).double(), deepcopy(block)
+    with using(threads):
         with Faster():
             assert in_one(block, maps)
         found = passes(block, maps, Faster)
-    finally:
-        torch.set_num_threads(before)
     exact = passes(doubles, maps.detach().double().requires_grad_())
     plain = passes(single, maps)
     for fast, torchs, true in zip(found, plain, exact, strict=True):
@@ -98,8 +105,8 @@ def test_value_gradients_and_running_moments_equal_the_layers(batch, sides, inpu
 def test_it_is_the_same_each_time_and_changes_nothing_that_was_kept(stride):
     maps = maps_of(40, 64, 8, 8)
     block = block_of(64, 64 * stride, stride, maps)
-    torch.set_num_threads(2)
-    found = [passes(deepcopy(block), maps, Faster) for _ in range(5)]
+    with using(2):
+        found = [passes(deepcopy(block), maps, Faster) for _ in range(5)]
     assert all(torch.equal(x, y) for again in found[1:] for x, y in zip(again, found[0], strict=True))
     with Faster():
         out = block(maps)
@@ -116,34 +123,157 @@ def test_second_derivatives_are_refused():
         gradient.sum().backward()
 
 
-def changed(change):
-    block = networks.BasicBlock(32, 32, 1)
+@compiled
+@pytest.mark.parametrize("stride", [1, 2])
+def test_neither_default_type_nor_autocast_nor_hooks_of_what_is_saved_change_it(stride):
+    maps = maps_of(8, 32, 16, 16)
+    block = block_of(32, 32 * stride, stride, maps)
+    usual = passes(deepcopy(block), maps, Faster)
+    elsewhere = deepcopy(block)
+    weights = torch.randn(usual[0].shape, generator=torch.Generator().manual_seed(7))
+    saved = torch.autograd.graph.saved_tensors_hooks(lambda x: x.detach().contiguous().clone(), lambda x: x)
+    torch.set_default_dtype(torch.float64)
+    try:
+        with Faster(), saved:
+            out = elsewhere(maps)
+        with torch.autocast("cpu", torch.bfloat16):
+            gradients = torch.autograd.grad(out, (maps, *elsewhere.parameters()), weights)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    found = (out.detach(), *gradients, *elsewhere.buffers())
+    assert all(torch.equal(x, y) for x, y in zip(found, usual, strict=True))
+
+
+@compiled
+@pytest.mark.parametrize("stride", [1, 2])
+def test_gradients_go_to_their_own_parameters_and_to_none_that_is_frozen(stride):
+    """Whatever the order in which parameters were registered."""
+    maps = maps_of(8, 32, 16, 16)
+    block = block_of(32, 32 * stride, stride, maps)
+    turned = deepcopy(block)
+    for norm in (turned.bn1, turned.bn2):
+        norm._parameters = dict(reversed(norm._parameters.items()))
+    frozen = deepcopy(block)
+    frozen.bn1.requires_grad_(False)
+    frozen.conv2.requires_grad_(False)
+    for each in (block, turned, frozen):
+        with Faster():
+            each(maps).square().sum().backward()
+    gradients = dict(block.named_parameters())
+    for name, parameter in turned.named_parameters():
+        assert torch.equal(parameter.grad, gradients[name].grad)
+    for name, parameter in frozen.named_parameters():
+        if name.startswith(("bn1", "conv2")):
+            assert parameter.grad is None
+        else:
+            assert torch.equal(parameter.grad, gradients[name].grad)
+
+
+@compiled
+@pytest.mark.parametrize("stride", [1, 2])
+def test_what_is_no_number_shows_and_inference_is_the_same(stride):
+    maps = maps_of(8, 32, 16, 16).detach()
+    block = block_of(32, 32 * stride, stride, maps)
+    with Faster(), torch.no_grad():
+        usual = deepcopy(block)(maps)
+        with torch.inference_mode():
+            assert torch.equal(deepcopy(block)(maps), usual)
+        maps[0, 0, 0, 0] = torch.nan
+        assert deepcopy(block)(maps).isnan().all()  # of batch statistics, as in torch
+
+
+def changed(change, stride=1):
+    block = networks.BasicBlock(32, 32 * stride, stride)
     change(block)
     return block
 
 
-@pytest.mark.parametrize(
-    "block",
-    [
-        networks.BasicBlock(32, 32, 1).eval(),
-        networks.BasicBlock(32, 32, 1).double(),
-        networks.BasicBlock(32, 48, 2),
-        networks.BasicBlock(32, 64, 1),  # a shortcut that keeps the sides
-        networks.BasicBlock(32, 64, 3),
-        changed(lambda block: setattr(block, "conv2", nn.Conv2d(32, 32, 3, padding=1))),  # a bias
-        changed(lambda block: setattr(block, "conv1", nn.Conv2d(32, 32, 3, padding=2, dilation=2, bias=False))),
-        changed(lambda block: setattr(block, "conv1", nn.Conv2d(32, 32, 3, padding=1, groups=2, bias=False))),
-        changed(lambda block: setattr(block, "bn2", nn.BatchNorm2d(32, track_running_stats=False))),
-        changed(lambda block: setattr(block, "bn1", JoinedBatchNorm(32))),
-        changed(lambda block: setattr(block, "bn1", nn.Identity())),
-        changed(lambda block: block.conv2.register_forward_hook(lambda *given: None)),
-        changed(lambda block: block.bn1.register_forward_pre_hook(lambda *given: None)),
-    ],
-)
-def test_anything_else_goes_by_its_layers(monkeypatch, block):
+def put(name, layer, stride=1):
+    return changed(lambda block: setattr(block, name, layer), stride)
+
+
+def convolution(inputs, outputs, size=3, padding=1, bias=False, **more):
+    return nn.Conv2d(inputs, outputs, size, padding=padding, bias=bias, **more)
+
+
+class OwnConvolution(nn.Conv2d):
+    pass
+
+
+@compiled
+@pytest.mark.parametrize("stride", [1, 2])
+def test_what_the_others_differ_from_goes_in_one(stride):
+    with Faster():
+        assert in_one(networks.BasicBlock(32, 32 * stride, stride), maps_of(8, 32, 16, 16))
+
+
+OTHERS = {
+    "evaluated": networks.BasicBlock(32, 32, 1).eval(),
+    "double": networks.BasicBlock(32, 32, 1).double(),
+    "channels not in 32s": networks.BasicBlock(32, 48, 2),
+    "a shortcut that keeps the sides": networks.BasicBlock(32, 64, 1),
+    "stride 4": networks.BasicBlock(32, 64, 4),
+    "a bias": put("conv2", convolution(32, 32, bias=True)),
+    "dilated": put("conv1", convolution(32, 32, padding=2, dilation=2)),
+    "groups": put("conv1", convolution(32, 32, groups=2)),
+    "another padding": put("conv1", convolution(32, 32, padding_mode="circular")),
+    "no padding named": put("conv2", convolution(32, 32, padding="same")),
+    "a larger kernel": put("conv2", convolution(32, 32, 5, padding=2)),
+    "a convolution of one's own": put("conv1", OwnConvolution(32, 32, 3, padding=1, bias=False)),
+    "no convolution": put("conv1", nn.Sequential(convolution(32, 32))),
+    "no running moments": put("bn2", nn.BatchNorm2d(32, track_running_stats=False)),
+    "moments over processes": put("bn1", JoinedBatchNorm(32)),
+    "a norm without a bias": changed(lambda block: setattr(block.bn1, "bias", None)),
+    "no norm": put("bn1", nn.Identity()),
+    "norm evaluated": put("bn1", nn.BatchNorm2d(32).eval()),
+    "shortcut's norm evaluated": put("downsample", nn.Sequential(convolution(32, 64, 1, 0, stride=2),
+                                                                  nn.BatchNorm2d(64).eval()), 2),
+    "shortcut of three": put("downsample", nn.Sequential(convolution(32, 64, 1, 0, stride=2), nn.BatchNorm2d(64),
+                                                          nn.Tanh()), 2),
+    "shortcut by pooling": put("downsample", nn.Sequential(nn.AvgPool2d(2), convolution(32, 64, 1, 0)), 2),
+    "shortcut of 3x3": put("downsample", nn.Sequential(convolution(32, 64, stride=2), nn.BatchNorm2d(64)), 2),
+    "a gate for a shortcut": put("downsample", nn.Sigmoid()),
+    "a convolution's hook": changed(lambda block: block.conv2.register_forward_hook(lambda *given: None)),
+    "a norm's hook": changed(lambda block: block.bn1.register_forward_pre_hook(lambda *given: None)),
+    "a shortcut's hook": changed(lambda block: block.downsample.register_forward_hook(lambda *given: None), 2),
+    "forward replaced": changed(lambda block: setattr(block.bn1, "forward", lambda maps: maps)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_anything_else_goes_by_its_layers(monkeypatch, name):
+    block = OTHERS[name]
     monkeypatch.setattr(networks, "residual", None)
     with Faster(), torch.no_grad():
-        block(torch.randn(8, 32, 12, 12).to(block.conv1.weight.dtype))
+        block(torch.randn(8, 32, 16, 16).to(next(block.parameters()).dtype))
+
+
+def test_somebody_who_listens_to_all_modules_hears_the_layers(monkeypatch):
+    heard, block = [], networks.BasicBlock(32, 32, 1)
+    handle = nn.modules.module.register_module_forward_hook(lambda module, *given: heard.append(type(module).__name__))
+    try:
+        with Faster(), torch.no_grad():
+            block(torch.randn(8, 32, 16, 16))
+    finally:
+        handle.remove()
+    assert heard.count("Conv2d") == heard.count("BatchNorm2d") == 2
+
+
+@pytest.mark.parametrize("stride", [1, 2])
+def test_maps_of_other_channels_get_torch_s_own_words(stride):
+    with Faster(), pytest.raises(RuntimeError, match="channels"):
+        networks.BasicBlock(32, 32 * stride, stride)(torch.randn(8, 64, 16, 16))
+
+
+def test_layers_that_do_not_fit_each_other_get_torch_s_own_words():
+    with Faster(), pytest.raises(RuntimeError):
+        put("bn1", nn.BatchNorm2d(64))(torch.randn(8, 32, 16, 16))
+    with Faster(), pytest.raises(RuntimeError):
+        put("conv2", convolution(64, 64))(torch.randn(8, 32, 16, 16))
+    with Faster(), pytest.raises(RuntimeError):
+        put("downsample", nn.Sequential(convolution(32, 32, 1, 0, stride=2), nn.BatchNorm2d(32)), 2)(
+            torch.randn(8, 32, 16, 16)
+        )
 
 
 def test_mixed_precision_and_compilers_go_by_the_layers(monkeypatch):

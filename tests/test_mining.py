@@ -314,6 +314,18 @@ def test_logsumexp_of_products_hides_no_damage_and_none_are_nothing():
     assert (nothing == -torch.inf).all()
     nothing.sum().backward()
     assert (queries.grad == 0).all()
+    assert logsumexp_of_products(queries[:0], rows).shape == (0,)
+    broken = rows.clone()
+    broken[1, 0] = torch.nan
+    assert logsumexp_of_products(queries[1:], broken).isnan().all()
+
+
+def test_logsumexp_of_products_takes_vectors_that_do_not_lie_in_a_row():
+    draws = torch.Generator().manual_seed(0)
+    queries, rows = (torch.randn(128, n, generator=draws).T for n in (40, 300))
+    torch.testing.assert_close(logsumexp_of_products(queries, rows), torch.logsumexp(queries @ rows.T, 1))
+    queries, rows = (torch.randn(n, 2, 64, generator=draws)[:, 0] for n in (40, 300))
+    torch.testing.assert_close(logsumexp_of_products(queries, rows), torch.logsumexp(queries @ rows.T, 1))
 
 
 @pytest.mark.parametrize("own", [True, False])

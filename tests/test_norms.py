@@ -125,6 +125,12 @@ def test_it_is_the_same_each_time_and_for_any_number_of_threads():
     assert all(torch.equal(x, y) for again in found[1:] for x, y in zip(again, found[0], strict=True))
 
 
+def without_bias():
+    norm = nn.BatchNorm2d(32)
+    norm.bias = None
+    return norm
+
+
 def eval_norm():
     return nn.BatchNorm2d(32).eval()
 
@@ -134,10 +140,13 @@ def eval_norm():
     [
         (eval_norm(), maps_of(8, 32, 4, 4)),
         (nn.BatchNorm2d(32, affine=False), maps_of(8, 32, 4, 4)),
+        (without_bias(), maps_of(8, 32, 4, 4)),
         (nn.BatchNorm2d(32, momentum=None), maps_of(8, 32, 4, 4)),
         (nn.BatchNorm2d(32, track_running_stats=False), maps_of(8, 32, 4, 4)),
         (nn.BatchNorm2d(24), maps_of(8, 24, 4, 4)),
         (nn.BatchNorm2d(32), torch.randn(8, 32, 4, 4)),  # channels first
+        (nn.BatchNorm2d(32), maps_of(8, 64, 4, 4)),
+        (nn.BatchNorm2d(64), maps_of(8, 32, 4, 4)),
         (nn.BatchNorm2d(32).double(), maps_of(8, 32, 4, 4).detach().double()),
         (nn.GroupNorm(4, 32), maps_of(8, 32, 4, 4)),
         (JoinedBatchNorm(32), maps_of(8, 32, 4, 4)),

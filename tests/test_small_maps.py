@@ -145,13 +145,13 @@ def test_the_products_are_really_taken(monkeypatch):
     """By a ResNet at 32 pixels with the ImageNet stem: layer 2 and on, but for its strided first and 1x1 shortcuts."""
     import psm.faster as room
 
-    taken = {"whole_map": [], "few_products": []}
+    taken = {"whole_map": [], "few_products": [], "every_other": []}
     for name, sizes in taken.items():
         plain = getattr(room, name)
         monkeypatch.setattr(room, name, lambda *given, s=sizes, p=plain: s.append(given[0].shape[2]) or p(*given))
     with faster(torch.device("cpu")), torch.no_grad():
         networks.encoder("resnet18", "imagenet", 32)(torch.randn(2, 3, 32, 32))
-    assert taken == {"few_products": [4, 4, 4, 4, 2, 2, 2], "whole_map": [2, 1, 1, 1]}
+    assert taken == {"few_products": [4, 4, 4, 4, 2, 2, 2], "whole_map": [2, 1, 1, 1], "every_other": [4, 2]}
 
 
 def test_half_precision_keeps_away_from_the_transforms():

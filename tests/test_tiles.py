@@ -201,6 +201,23 @@ def test_wrong_sizes_are_refused():
 
 
 @compiled
+def test_only_what_a_pass_has_and_tensors_that_it_can_read_are_taken():
+    sizes = {"rows": 4, "columns": 32, "rows_each": 4}
+    maps = torch.zeros(4, 32)
+    for wrong in (maps.double(), maps.to("meta"), maps.to_sparse()):
+        with pytest.raises(TypeError, match="single precision"):
+            processor.call("moments", norms.Pass, x=wrong, sums=torch.empty(1, 3, 32), **sizes)
+    with pytest.raises(TypeError, match="moments has no count"):
+        processor.call("moments", norms.Pass, x=maps, sums=torch.empty(1, 3, 32), count=1, **sizes)
+
+
+@pytest.mark.parametrize("stride", [1, 2])
+def test_maps_of_other_channels_get_torch_s_own_words(stride):
+    with Faster(), pytest.raises(RuntimeError, match="channels"):
+        nn.Conv2d(64, 32, 3, stride, padding=1)(torch.randn(32, 32, 16, 16))
+
+
+@compiled
 @pytest.mark.parametrize(("ours", "theirs"), [(tiles.Pass, "tiles"), (norms.Pass, "norm")])
 def test_structures_are_those_of_the_compiled_part(ours, theirs):
     """Name by name: a field out of place would be read as another."""

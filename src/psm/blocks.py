@@ -14,36 +14,46 @@ from torch.autograd.function import once_differentiable
 
 from psm import norms, tiles
 from psm.norms import OF_BIAS, OF_WEIGHT, SUMS, by_map, numbers
-from psm.processor import call, lanes, plain
+from psm.processor import call, channels_last, in_memory, lanes, room
 
 MOST_CHANNELS = 128  # of maps that lead to 4x4: from there on those are faster by themselves (``small_maps``)
 
 
 def apply_to(block: nn.Module, maps: Tensor) -> bool:
     """Whether a block's layers are such, and its maps, that it can go in one."""
-    convolutions = [block.conv1, block.conv2]
-    stride = block.conv1.stride[0]
-    if not lanes() or stride not in tiles.TILINGS or maps.ndim != 4:
+    if not lanes() or maps.ndim != 4 or type(block.conv1) is not nn.Conv2d or not _passes_by(block):
         return False
-    if isinstance(block.downsample, nn.Identity):
-        beside = stride == 1 and block.conv1.in_channels == block.conv2.out_channels
-    else:
-        beside = stride == 2 and _usual(block.downsample[0], 1, 2) and norms.usual(block.downsample[1])
-        convolutions.append(block.downsample[0])
-    if not beside or not plain(maps, *(layer.weight for layer in convolutions)):
+    stride, (width, inputs) = block.conv1.stride[0], block.conv1.weight.shape[:2]
+    convolutions, modules = _layers(block)
+    shapes = [(width, inputs), (width, width), (width, inputs)]
+    if (
+        stride != len(convolutions) - 1  # a shortcut has a convolution where sides are halved
+        or not all(map(_usual, convolutions, (3, 3, 1), (stride, 1, stride)))
+        or not all(layer.weight.shape[:2] == shape for layer, shape in zip(convolutions, shapes, strict=False))
+        or not all(norms.usual(norm) and norm.num_features == width for norm in modules)
+        or inputs % norms.CHANNELS
+        or not in_memory(maps, *(layer.weight for layer in convolutions))
+    ):
         return False
-    count, _, height, width = maps.shape
-    inner = (count, block.conv1.out_channels, height // stride, width // stride)
+    count, _, height, length = maps.shape
+    inner = (count, width, height // stride, length // stride)
     return (
-        (min(inner[2:]) > tiles.OWN or block.conv1.in_channels <= MOST_CHANNELS)
-        and _usual(block.conv1, 3, stride)
-        and _usual(block.conv2, 3, 1)
-        and all(channels % norms.CHANNELS == 0 for layer in convolutions for channels in layer.weight.shape[:2])
-        and norms.usual(block.bn1)
-        and norms.usual(block.bn2)
+        (min(inner[2:]) > tiles.OWN or inputs <= MOST_CHANNELS)
         and tiles.fits(maps.shape, block.conv1.weight, stride)
         and tiles.fits(inner, block.conv2.weight, 1)
     )
+
+
+def _passes_by(block: nn.Module) -> bool:
+    """Whether the shortcut is one that can be told: nothing, or a convolution and a norm."""
+    way = block.downsample
+    return not norms.heard(way) and (type(way) is nn.Identity or (type(way) is nn.Sequential and len(way) == 2))
+
+
+def _layers(block: nn.Module) -> tuple[list[nn.Module], list[nn.Module]]:
+    """Convolutions and norms, those of a shortcut last."""
+    layers = [block.conv1, block.bn1, block.conv2, block.bn2, *block.downsample.children()]
+    return layers[::2], layers[1::2]
 
 
 def _usual(layer: nn.Module, size: int, stride: int) -> bool:
@@ -63,11 +73,9 @@ def _usual(layer: nn.Module, size: int, stride: int) -> bool:
 
 def residual(block: nn.Module, maps: Tensor) -> Tensor:
     """The block's result for what ``apply_to`` allows; the norms' running moments follow as in torch."""
-    layers = [block.conv1, block.bn1, block.conv2, block.bn2]
-    if not isinstance(block.downsample, nn.Identity):
-        layers += block.downsample
-    parameters = (parameter for layer in layers for parameter in layer.parameters())
-    return Residual.apply(maps, layers[1::2], block.conv1.stride[0], *parameters)
+    convolutions, modules = _layers(block)
+    parameters = [x for c, n in zip(convolutions, modules, strict=True) for x in (c.weight, n.weight, n.bias)]
+    return Residual.apply(maps, modules, block.conv1.stride[0], *parameters)
 
 
 class Residual(torch.autograd.Function):
@@ -75,10 +83,10 @@ class Residual(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, maps: Tensor, modules: list[nn.BatchNorm2d], stride: int, *parameters: Tensor) -> Tensor:
-        maps = maps.contiguous(memory_format=torch.channels_last)
+        maps = channels_last(maps)
         first, second, *beside = parameters[::3]  # weights of convolutions
         rows = [numbers(module) for module in modules]
-        sums = torch.empty(len(maps), SUMS, len(first), device="cpu")
+        sums = room(len(maps), SUMS, len(first))
         shortcut, more = maps, {}
         if beside:
             shortcut = tiles.empty_result(maps, first, tiles.TILINGS[stride])
@@ -100,12 +108,14 @@ class Residual(torch.autograd.Function):
     @once_differentiable
     def backward(ctx, gradient: Tensor) -> tuple[Tensor | None, ...]:
         maps, inner, outer, result, shortcut, *weights_and_rows = ctx.saved_tensors
+        # Hooks of saved tensors may have kept them in another way.
+        gradient, maps, inner, outer, result = map(channels_last, (gradient, maps, inner, outer, result))
+        shortcut = None if shortcut is None else channels_last(shortcut)
         weights, rows = weights_and_rows[: len(weights_and_rows) // 2], weights_and_rows[len(weights_and_rows) // 2 :]
         rows = [row.clone() for row in rows]  # the saved ones are not to change
-        sums = torch.empty(len(maps), SUMS, outer.shape[1], device="cpu")
+        sums = room(len(maps), SUMS, outer.shape[1])
         passed = torch.empty_like(outer)  # the gradient that passes the last ReLU
         last = {"x": outer, "norm": rows[1], "plus": shortcut, "plus_norm": None if shortcut is None else rows[2]}
-        gradient = gradient.contiguous(memory_format=torch.channels_last)
         call("sums_of_gradient", norms.Pass, y=result, gradient=gradient, of_plus=passed, **last, **by_map(outer, sums))
         call("settle_gradient", norms.Pass, **last, **by_map(outer, sums))
         of_inner = torch.empty_like(inner)

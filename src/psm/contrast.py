@@ -127,7 +127,7 @@ def _term(
         weights, there = positives.weights[part], positives.present[part]
         if plain_bank:
             log_mass = logsumexp_of_products(scaled, bank.filled[0])
-            kept = allowed = torch.full_like(log_mass, bank.fill).detach()
+            kept = allowed = torch.full_like(log_mass, bank.fill)
         else:
             log_mass, kept, allowed = mined(part, anchor, scaled, logits[:, 0], *candidates)
         with torch.no_grad():
@@ -152,11 +152,14 @@ def _term(
             similarities = (x.detach() * temperature for x in (negatives.similarity, positive))
             keep = negatives.mask & mine_negatives(*similarities, mining.a, generator)
         log_mass = _log_mass(negatives.similarity, keep, positive, composition)
-        all_of_them = torch.full_like(log_mass, negatives.similarity.shape[1]).detach()
+        all_of_them = torch.full_like(log_mass, negatives.similarity.shape[1])
         kept, allowed = (all_of_them if x is None else x.sum(1) for x in (keep, negatives.allowed))
         return log_mass, kept, allowed
 
-    columns = bank.fill if source == "bank" else candidates.shape[0] * candidates.shape[1]
+    if source == "bank":
+        columns = 0 if plain_bank else bank.fill  # attention writes no matrix of pairs
+    else:
+        columns = candidates.shape[0] * candidates.shape[1]
     total, told = sum_over_anchors(share, columns, (anchors, pulled), () if source == "bank" else (candidates,))
     chance, kept, allowed = told / len(anchors)
     return Outcome(total / len(anchors), {"chance": chance, "negatives_kept": kept / allowed.clamp(min=1)})

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from psm.processor import call, lanes, plain, structure
+from psm.processor import call, channels_last, in_memory, lanes, room, structure
 
 CHANNELS, SUMS = 32, 3  # at a time; sums that a piece has
 FLOATS = 2**13  # of maps at a time: a piece stays in the cache
@@ -27,19 +27,20 @@ def usual(norm: nn.Module) -> bool:
     return (
         type(norm) is nn.BatchNorm2d
         and norm.training
-        and norm.affine
+        and norm.weight is not None
+        and norm.bias is not None
         and norm.track_running_stats
         and norm.momentum is not None
         and norm.num_features % CHANNELS == 0
-        and plain(norm.weight, norm.bias)
+        and in_memory(norm.weight, norm.bias)
         and not heard(norm)
     )
 
 
 def heard(module: nn.Module) -> bool:
-    """Whether somebody's hooks wait for a module's calls."""
+    """Whether somebody's hooks wait for a module's calls, or its forward is somebody's own."""
     hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
-    return any(hooks)
+    return any(hooks) or "forward" in vars(module) or torch.nn.modules.module._has_any_global_hook()
 
 
 def apply_to(norm: nn.Module, maps: Tensor, plus: Tensor | None) -> bool:
@@ -47,7 +48,9 @@ def apply_to(norm: nn.Module, maps: Tensor, plus: Tensor | None) -> bool:
     return bool(
         lanes()
         and usual(norm)
-        and plain(maps, plus)
+        and in_memory(maps, plus)
+        and maps.ndim == 4
+        and maps.shape[1] == norm.num_features
         and maps.numel() >= LEAST
         and all(
             x.shape == maps.shape and x.is_contiguous(memory_format=torch.channels_last)
@@ -79,7 +82,8 @@ class Rectified(torch.autograd.Function):
     @once_differentiable
     def backward(ctx, gradient: Tensor) -> tuple[Tensor, Tensor | None, None, Tensor, Tensor]:
         maps, by_channel, result = ctx.saved_tensors
-        gradient = gradient.contiguous(memory_format=torch.channels_last)
+        gradient, maps = channels_last(gradient), channels_last(maps)  # which hooks may have kept in another way
+        result = None if result is None else channels_last(result)
         of_maps, of_plus = torch.empty_like(maps), torch.empty_like(maps) if ctx.summed else None
         norm = by_channel.clone()  # the saved one is not to change
         over = {"x": maps, "y": result, "gradient": gradient, "norm": norm, **_pieces(maps)}
@@ -91,7 +95,7 @@ class Rectified(torch.autograd.Function):
 
 def numbers(norm: nn.BatchNorm2d) -> Tensor:
     """A norm's numbers by channel: weight and bias; room for the others."""
-    rows = torch.empty(ROWS, norm.num_features, device="cpu")
+    rows = room(ROWS, norm.num_features)
     rows[WEIGHT], rows[BIAS] = norm.weight, norm.bias
     return rows
 
@@ -114,5 +118,5 @@ def by_map(maps: Tensor, sums: Tensor) -> dict[str, Tensor | int]:
 def _pieces(maps: Tensor) -> dict[str, Tensor | int]:
     columns = maps.shape[1]
     rows, rows_each = maps.numel() // columns, max(1, FLOATS // columns)
-    sums = torch.empty(-(-rows // rows_each), SUMS, columns, device="cpu")
+    sums = room(-(-rows // rows_each), SUMS, columns)
     return {"sums": sums, "rows": rows, "columns": columns, "rows_each": rows_each}

@@ -43,7 +43,7 @@ def logsumexp_of_products(queries: Tensor, rows: Tensor) -> Tensor:
     53 (two cores, AVX2), and memory does not grow with the bank.
     """
     single = queries.dtype == rows.dtype == torch.float32 and queries.device.type == "cpu"
-    if _attention and single and len(rows):
+    if _attention and single and len(queries) and len(rows):
         return _LogSumExpOfProducts.apply(queries, rows)
     return masked_logsumexp(queries @ rows.to(queries.dtype).T)
 
@@ -54,6 +54,7 @@ _attention = getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cp
 class _LogSumExpOfProducts(torch.autograd.Function):
     @staticmethod
     def forward(ctx, queries: Tensor, rows: Tensor) -> Tensor:
+        queries, rows = queries.contiguous(), rows.contiguous()
         values, found = _attention(queries[None, None], rows[None, None], rows[None, None], scale=1.0)
         ctx.save_for_backward(values[0, 0])
         return found[0, 0] + 0 * (queries + values[0, 0]).sum(1)  # what is no number stays so; torch may drop it

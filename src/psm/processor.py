@@ -36,16 +36,38 @@ def structure(name: str, tensors: str, sizes: str, numbers: str = "") -> type[ct
 
 def call(name: str, kind: type[ctypes.Structure], **given: Tensor | float | None) -> None:
     """Call what is compiled, with what its structure names, on as many threads as torch has."""
-    fields = kind(**{key: value.data_ptr() if isinstance(value, Tensor) else value for key, value in given.items()})
+    fields = kind()
+    for key, value in given.items():
+        if not hasattr(kind, key):
+            raise TypeError(f"{name} has no {key}")
+        if isinstance(value, Tensor) and not in_memory(value):
+            raise TypeError(f"{name} takes tensors of single precision in a CPU's memory, not {key} as it is")
+        setattr(fields, key, value.data_ptr() if isinstance(value, Tensor) else value)
     getattr(_native, name)(lanes(), torch.get_num_threads(), _parallel(), ctypes.addressof(fields))
 
 
-def plain(*tensors: Tensor | None) -> bool:
+def in_memory(*tensors: Tensor | None) -> bool:
     """Whether these are tensors of single precision with numbers in a CPU's memory, nothing that stands for one."""
-    return all(
-        x is None or (type(x) in (Tensor, torch.nn.Parameter) and x.dtype == torch.float32 and x.device.type == "cpu")
+    return not torch._C._are_functorch_transforms_active() and all(
+        x is None
+        or (
+            type(x) in (Tensor, torch.nn.Parameter)
+            and x.dtype == torch.float32
+            and x.device.type == "cpu"
+            and x.layout == torch.strided
+        )
         for x in tensors
     )
+
+
+def room(*shape: int) -> Tensor:
+    """Memory that something compiled writes, whatever torch's default type and device."""
+    return torch.empty(shape, dtype=torch.float32, device="cpu")
+
+
+def channels_last(maps: Tensor) -> Tensor:
+    """Maps (N, C, H, W) as all that is compiled reads them."""
+    return maps.contiguous(memory_format=torch.channels_last)
 
 
 @cache

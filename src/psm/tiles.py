@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from psm.processor import call, lanes, plain, structure
+from psm.processor import call, channels_last, in_memory, lanes, room, structure
 from psm.small_maps import PRODUCTS, matrix
 
 OWN = 4  # places along the side of a tile's result
@@ -27,7 +27,7 @@ BLOCK = 36  # tiles at a time
 GAP = 16  # floats between planes, which keep out of each other's way in the cache: its places repeat with powers of two
 LEAST_TILES = 64  # fewer do not make up for the kernel's own transform
 LEAST_CHANNELS = 32
-MOST = 2**26  # floats that the gradient of the taps may take, which each thread has for itself
+MOST_FLOATS = 2**26  # floats that the gradient of the taps may take, which each thread has for itself
 
 Pass = structure(
     "Pass",
@@ -62,20 +62,21 @@ TILINGS = {  # by stride
 
 def apply_to(input: Tensor, weight: Tensor, stride: int) -> bool:
     """Whether a 3x3 convolution with this stride and padding 1 is one for tiles, and faster by them."""
-    if not lanes() or stride not in TILINGS or not plain(input, weight):
+    if not lanes() or stride not in TILINGS or not in_memory(input, weight):
         return False
     return fits(input.shape, weight, stride) and min(input.shape[2:]) > OWN  # those are small_maps'
 
 
 def fits(shape: tuple[int, ...], weight: Tensor, stride: int) -> bool:
     """Whether maps of this shape (N, C, H, W) go in tiles, and are enough for them."""
-    maps, _, height, width = shape
+    maps, channels, height, width = shape
     tiling = TILINGS[stride]
     return (
-        height % tiling.side == width % tiling.side == 0
+        channels == weight.shape[1]
+        and height % tiling.side == width % tiling.side == 0
         and maps * height * width >= LEAST_TILES * tiling.side**2
-        and all(channels >= LEAST_CHANNELS and channels % (2 * lanes()) == 0 for channels in weight.shape[:2])
-        and _slots(shape, tiling) * tiling.planes * weight.shape[0] * weight.shape[1] <= MOST
+        and all(each >= LEAST_CHANNELS and each % (2 * lanes()) == 0 for each in weight.shape[:2])
+        and _slots(shape, tiling) * tiling.planes * weight.shape[0] * weight.shape[1] <= MOST_FLOATS
     )
 
 
@@ -90,7 +91,7 @@ class Convolution(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, maps: Tensor, weight: Tensor, tiling: Tiling) -> Tensor:
-        maps = maps.contiguous(memory_format=torch.channels_last)
+        maps = channels_last(maps)
         ctx.tiling = tiling
         ctx.save_for_backward(maps, weight)
         return convolve(maps, weight, tiling)
@@ -99,7 +100,7 @@ class Convolution(torch.autograd.Function):
     @once_differentiable
     def backward(ctx, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
         maps, weight = ctx.saved_tensors
-        gradient = gradient.contiguous(memory_format=torch.channels_last)
+        gradient, maps = channels_last(gradient), channels_last(maps)  # which hooks may have kept in another way
         of_maps = torch.empty_like(maps) if ctx.needs_input_grad[0] else None
         learned = ctx.needs_input_grad[1]
         of_weight, _ = convolve_back(maps, weight, ctx.tiling, learned, gradient=gradient, of_maps=of_maps)
@@ -131,10 +132,10 @@ def convolve_back(
     slots = _slots(maps.shape, tiling)
     outputs, inputs = weight.shape[:2]
     if learned:
-        more["of_taps"] = torch.empty(slots, tiling.planes, outputs, inputs, device="cpu")
+        more["of_taps"] = room(slots, tiling.planes, outputs, inputs)
     if shortcut_weight is not None:
         more["shortcut_taps"] = _pairs(shortcut_weight)
-        more["of_shortcut_taps"] = torch.empty(slots, outputs, inputs, device="cpu")
+        more["of_shortcut_taps"] = room(slots, outputs, inputs)
     _run("convolve_back", tiling, maps, weight, taps=_taps(weight, tiling), **more)
     of_weight = _weight(more["of_taps"], weight, tiling) if learned else None
     if shortcut_weight is None:
@@ -144,8 +145,8 @@ def convolve_back(
 
 def empty_result(maps: Tensor, weight: Tensor, tiling: Tiling) -> Tensor:
     """Room for a result, channels last."""
-    shape = (len(maps), len(weight), *(side // tiling.stride for side in maps.shape[2:]))
-    return torch.empty(shape, device="cpu", memory_format=torch.channels_last)
+    height, width = (side // tiling.stride for side in maps.shape[2:])
+    return room(len(maps), height, width, len(weight)).permute(0, 3, 1, 2)
 
 
 @cache
@@ -159,17 +160,19 @@ def _kernel(tiling: Tiling) -> Tensor:
 def _pairs(weight: Tensor) -> Tensor:
     """Kernels (inner, columns, h, w) as they are read: a row for each tap, (pairs of vectors, inner, pair) each."""
     pairs = weight.permute(2, 3, 0, 1).unflatten(3, (-1, 2 * lanes())).transpose(2, 3)
-    return pairs.reshape(weight.shape[2] * weight.shape[3], -1)
+    return pairs.reshape(weight.shape[2] * weight.shape[3], -1).contiguous()
 
 
 def _taps(weight: Tensor, tiling: Tiling) -> Tensor:
     """The transformed taps of kernels (inner, columns, 3, 3), a row for each plane."""
-    return _kernel(tiling) @ _pairs(weight)
+    with torch.autocast("cpu", enabled=False):  # where somebody takes gradients
+        return _kernel(tiling) @ _pairs(weight)
 
 
 def _weight(of_taps: Tensor, weight: Tensor, tiling: Tiling) -> Tensor:
     """The gradient of the kernels, in their memory format, from that of the taps (slots, planes, O, C)."""
-    total = _kernel(tiling).T.repeat(1, len(of_taps)) @ of_taps.flatten(0, 1).flatten(1)
+    with torch.autocast("cpu", enabled=False):
+        total = _kernel(tiling).T.repeat(1, len(of_taps)) @ of_taps.flatten(0, 1).flatten(1)
     return torch.empty_like(weight).copy_(total.view(3, 3, *weight.shape[:2]).permute(2, 3, 0, 1))
 
 
@@ -187,10 +190,7 @@ def _run(name: str, tiling: Tiling, maps: Tensor, weight: Tensor, **more: Tensor
     count, inputs, height, width = maps.shape
     outputs, slots = len(weight), _slots(maps.shape, tiling)
     shortcut = OWN**2  # planes
-    room = torch.empty(
-        slots, tiling.planes * (BLOCK * inputs + GAP) + (tiling.planes + shortcut) * (BLOCK * outputs + GAP),
-        device="cpu",
-    )  # fmt: skip
+    seen, products = tiling.planes * (BLOCK * inputs + GAP), (tiling.planes + shortcut) * (BLOCK * outputs + GAP)
     sizes = {"count": count, "height": height, "width": width, "inputs": inputs, "outputs": outputs}
     blocks = {"slots": slots, "together": _together(maps.shape, tiling), "block": BLOCK, "gap": GAP}
-    call(name, Pass, maps=maps, room=room, stride=tiling.stride, **sizes, **blocks, **more)
+    call(name, Pass, maps=maps, room=room(slots, seen + products), stride=tiling.stride, **sizes, **blocks, **more)

@@ -352,8 +352,9 @@ LINE NAME(forth)(const void *given, Py_ssize_t slot, int seen_places, int step, 
             FOR_EACH_MAP
                 NAME(moments)(&norm, map);
             norm.x = tiles->shortcut, norm.sums = tiles->shortcut_sums;
-            for (Py_ssize_t map = first; norm.x && map < first + all / each; map++)
-                NAME(moments)(&norm, map);
+            if (tiles->shortcut)
+                FOR_EACH_MAP
+                    NAME(moments)(&norm, map);
         }
     }
 }
