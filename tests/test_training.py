@@ -592,7 +592,8 @@ def test_precisions(tmp_path, small, precision, tolerance):
     single = psm.pretrain(tmp_path / "a", **small).metrics[0]
     other = psm.pretrain(tmp_path / "b", **small, precision=precision).metrics[0]
     assert other["loss"] == pytest.approx(single["loss"], abs=tolerance)
-    assert other["loss"] != single["loss"]
+    measured = ("loss", "alignment", "uniformity", "effective_rank")  # any one of them may agree to the last digit
+    assert [other[name] for name in measured] != [single[name] for name in measured]
     assert other["bank_fill"] == single["bank_fill"]
 
 
