@@ -1,4 +1,4 @@
-"""What `psm.faster` has its own way for, beside torch's: convolutions, batch norm with ReLU, and whole encoders.
+"""What `psm.faster` has its own way for, beside torch's: layers, residual blocks and whole encoders.
 
     python benchmarks/convolutions.py [--batch 512] [--threads 2]
 
@@ -15,7 +15,7 @@ from torch import nn
 
 from psm.allocator import keep_freed_memory
 from psm.faster import Faster, rectified
-from psm.networks import encoder
+from psm.networks import BasicBlock, encoder
 from turns import in_turns, keep, shown, spread
 
 LAYERS = (  # channels in and out, side of the maps, stride
@@ -30,8 +30,11 @@ LAYERS = (  # channels in and out, side of the maps, stride
     (512, 512, 2, 1),
     (128, 128, 4, 1),
     (256, 256, 4, 1),
+    (32, 64, 16, 2),
+    (64, 128, 8, 2),
     (128, 256, 4, 2),
 )
+BLOCKS = ((32, 32, 16, 1), (32, 64, 16, 2), (64, 128, 8, 2), (64, 64, 32, 1), (64, 128, 32, 2))  # likewise
 NETWORKS = (("resnet18", "imagenet"), ("resnet18", "small"), ("tiny", "small"), ("tiny", "imagenet"))
 
 NORMS = ((32, 16), (64, 32))  # channels, side of the maps
@@ -74,7 +77,7 @@ def compare(name: str, network: nn.Module, inputs: torch.Tensor, turns: int) -> 
     seconds = in_turns({way: lambda m=mode: timed(network, inputs, m) for way, mode in modes.items()}, turns)
     ratio = spread([slow / fast for slow, fast in zip(seconds["torch"], seconds["psm"], strict=True)])
     milliseconds = {way: 1e3 * spread(values)["median"] for way, values in seconds.items()}
-    print(f"{name:36} {milliseconds['torch']:>9.1f} {milliseconds['psm']:>9.1f}  {shown(ratio):>20}", flush=True)
+    print(f"{name:48} {milliseconds['torch']:>9.1f} {milliseconds['psm']:>9.1f}  {shown(ratio):>20}", flush=True)
     return {"of": name, "ms": milliseconds, "times as fast": ratio}
 
 
@@ -87,7 +90,7 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     keep_freed_memory()  # as `psm pretrain` does
     print(f"{options.batch} views, {options.threads} threads, torch {torch.__version__}")
-    print(f"{'':36} {'torch, ms':>9} {'psm, ms':>9}  {'times as fast':>20}")
+    print(f"{'':48} {'torch, ms':>9} {'psm, ms':>9}  {'times as fast':>20}")
     rows = []
     for inputs, outputs, size, stride in LAYERS:
         layer = nn.Conv2d(inputs, outputs, 3, stride, padding=1, bias=False)
@@ -99,6 +102,10 @@ def main() -> None:
         for summed in (False, True):
             name = f"batch norm{', sum' * summed} and ReLU of {channels} channels at {size}x{size}"
             rows.append(compare(name + fewer(maps, options.batch), Rectified(channels, summed), maps, options.turns))
+    for inputs, outputs, size, stride in BLOCKS:
+        maps = maps_of(options.batch, inputs, size)
+        name = f"block of {inputs} to {outputs} channels at {size}x{size}, stride {stride}{fewer(maps, options.batch)}"
+        rows.append(compare(name, BasicBlock(inputs, outputs, stride), maps, options.turns))
     for name, stem in NETWORKS:
         pictures = torch.randn(options.batch if (name, stem) != ("resnet18", "small") else 64, 3, 32, 32)
         rows.append(

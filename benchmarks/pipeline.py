@@ -6,8 +6,9 @@
 Batch 256 at 32 pixels in float32 with the same encoder and heads. Each contender runs in a process of its own and they
 take turns; ratios are taken within a turn. lightly runs with whichever of one or two worker processes was fastest in a
 trial before, once as its examples put it together and once with networks and views moved to channels-last by hand, as
-psm does by itself. The floor is forward and backward of the same networks on ready tensors. Rows of methods and
-networks that are not measured this time stay in the results as they were.
+psm does by itself. The floor is forward and backward of the same networks on ready tensors, once as psm has them and
+once by torch's own functions. Rows of methods and networks that are not measured this time stay in the results as they
+were.
 
 `--avx2` keeps all contenders from AVX-512, which most laptops do not have.
 """
@@ -51,7 +52,8 @@ def compare(method: str, network: str, options: argparse.Namespace) -> dict:
     workers = best_workers(peers, threads, *work)
     contenders = {
         "psm": start(sys.executable, "psm_training.py", threads, *work, threads),
-        "bare": start(sys.executable, "bare_networks.py", threads, *work, threads),
+        "bare": start(sys.executable, "bare_networks.py", threads, *work, threads, 0),
+        "bare, torch": start(sys.executable, "bare_networks.py", threads, *work, threads, 1),
         "lightly": start(peers, "lightly_training.py", threads, *work, threads, workers, 0),
         "lightly, channels-last": start(peers, "lightly_training.py", threads, *work, threads, workers, 1),
     }
@@ -78,6 +80,7 @@ def compare(method: str, network: str, options: argparse.Namespace) -> dict:
         "images a second": {name: statistics.median(values) for name, values in rates.items()},
         "times lightly": ratios["lightly"],
         "of bare networks": ratios["bare"],
+        "of bare networks by torch": ratios["bare, torch"],
         "times lightly, channels-last": ratios["lightly, channels-last"],
         "lightly's workers": workers,
     }
@@ -96,17 +99,29 @@ def main() -> None:
     options = parser.parse_args()
     if options.avx2:
         os.environ |= AVX2  # the contenders inherit it
-    line = "{:8} {:17} {:>26} {:>20} {:>22} {:>20}".format
-    print(line("method", "network", "images a second", "times lightly", "its channels-last", "of bare networks"))
+    line = "{:8} {:17} {:>26} {:>20} {:>22} {:>20} {:>20}".format
+    print(
+        line(
+            "method",
+            "network",
+            "images a second",
+            "times lightly",
+            "its channels-last",
+            "of bare networks",
+            "… by torch",
+        )
+    )
     rows = []
     for network, method in itertools.product(options.networks, options.methods):
         row = compare(method, network, options)
         rows.append(row)
         rates = ", ".join(f"{rate:.0f}" for rate in row["images a second"].values())
-        kinds = ("times lightly", "times lightly, channels-last", "of bare networks")
+        kinds = ("times lightly", "times lightly, channels-last", "of bare networks", "of bare networks by torch")
         print(line(method, network, rates, *(shown(row[kind]) for kind in kinds)), flush=True)
     measured = {pair(row) for row in rows}
-    name = "pipeline-avx2" if options.avx2 else "pipeline"
+    import torch  # not before the contenders' instructions are settled, which it goes by too
+
+    name = f"pipeline-{torch.backends.cpu.get_cpu_capability().lower()}"
     kept = [row for row in kept_before(name) if pair(row) not in measured]
     places = {both: place for place, both in enumerate(itertools.product(NETWORKS, METHODS))}
     keep(name, sorted(kept + rows, key=lambda row: places[pair(row)]))

@@ -2,7 +2,7 @@
 
     python benchmarks/profile_step.py [--method psm] [--encoder resnet18] [--stem imagenet] [--plain]
 
-`--plain` takes the step as torch alone would have it: its convolutions for small maps too, its SGD a tensor at a time,
+`--plain` takes the step as torch alone would have it: its convolutions and norms, its SGD a tensor at a time,
 and freed memory handed back to the system.
 """
 
@@ -22,6 +22,8 @@ from turns import keep
 # Parts that the step names itself; what is in none of them goes by its operator.
 NAMED = ("views", "loss and mining, forward", "optimiser", "target and bank")
 OPERATORS = {
+    "residual blocks in one, backward": ("ResidualBackward",),
+    "residual blocks in one, forward": ("Residual",),
     "convolutions, backward": ("convolution_backward", "ConvolutionBackward"),
     "convolutions, forward": ("mkldnn_convolution", "_slow_conv", "thnn_conv", "Convolution"),
     "matrix products": ("addmm", "aten::mm", "aten::bmm", "linear"),
@@ -85,7 +87,7 @@ def main() -> None:
     found["sum of the parts"] = sum(found.values())
     print(f"{options.method}, {options.encoder}, {options.stem} stem, batch {options.batch}, milliseconds a step")
     for part, milliseconds in found.items():
-        print(f"{part:26} {milliseconds:8.1f} {milliseconds / found['sum of the parts']:>7.1%}")
+        print(f"{part:34} {milliseconds:8.1f} {milliseconds / found['sum of the parts']:>7.1%}")
     keep("profile-before" if options.plain else "profile", found)
 
 

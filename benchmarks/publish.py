@@ -18,6 +18,7 @@ from matplotlib.axes import Axes
 
 RESULTS, DOCS = Path(__file__).resolve().parent / "results", Path(__file__).resolve().parent.parent / "docs"
 INK, PSM, OTHER, THIRD = "#333333", "#0072B2", "#E69F00", "#009E73"
+OF_NETWORKS = ("of bare networks", "of bare networks by torch")
 NAMES = {"simclr": "SimCLR", "byol": "BYOL", "mocov2": "MoCo v2", "nnclr": "NNCLR", "psm": "PSM"}
 
 
@@ -38,7 +39,7 @@ def bare(axes: Axes, title: str) -> None:
 
 def throughput() -> None:
     """Images a second of psm, of the bare networks and of lightly, a panel for each network."""
-    rows = read("pipeline")
+    rows = read("pipeline-avx2")
     networks = list(dict.fromkeys(named(row) for row in rows))
     figure, panels = pyplot.subplots(1, len(networks), figsize=(4.5 * len(networks), 3.2), layout="constrained")
     bars = (("psm", "psm", PSM, ""), ("bare", "networks alone", "#BBBBBB", "//"), ("lightly", "lightly", OTHER, ".."))
@@ -107,8 +108,9 @@ def table(head: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
     return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)
 
 
-def pipeline_table(name: str = "pipeline") -> str:
-    head = ("encoder", "method", "psm", "lightly", "times lightly", "… in channels-last", "of the networks alone")
+def pipeline_table(name: str) -> str:
+    head = ("encoder", "method", "psm", "lightly", "times lightly", "… in channels-last")
+    head += ("of the networks alone", "… by torch")
     return table(
         head,
         (
@@ -117,7 +119,7 @@ def pipeline_table(name: str = "pipeline") -> str:
                 NAMES[row["method"]],
                 *(f"{row['images a second'][name]:.0f}" for name in ("psm", "lightly")),
                 *(figure_of(row[name]) for name in ("times lightly", "times lightly, channels-last")),
-                figure_of(row["of bare networks"], 2),
+                *(figure_of(row[name], 2) if name in row else "–" for name in OF_NETWORKS),
             )
             for row in read(name)
         ),
@@ -246,8 +248,8 @@ def profile_table() -> str:
 
 
 TABLES: dict[str, Callable[[], str]] = {
-    "pipeline": pipeline_table,
     "pipeline, AVX2": lambda: pipeline_table("pipeline-avx2"),
+    "pipeline, AVX-512": lambda: pipeline_table("pipeline-avx512"),
     "profile": profile_table,
     "convolutions": convolutions_table,
     "views": views_table,

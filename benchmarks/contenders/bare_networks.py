@@ -1,13 +1,17 @@
 """The floor: forward and backward of encoder and heads (and the target's forward) on ready tensors, nothing else.
 
-python bare_networks.py METHOD ENCODER STEM BATCH THREADS
+python bare_networks.py METHOD ENCODER STEM BATCH THREADS PLAIN
+
+With a 1 for PLAIN all of it goes by torch's own functions.
 """
 
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import torch
 
+import psm.topology
 from psm.allocator import keep_freed_memory
 from psm.methods import compose
 from psm.networks import encoder, predictor, prefers_channels_last, projector
@@ -18,7 +22,9 @@ from turns import answer
 
 
 def main() -> None:
-    method, name, stem, batch, threads = sys.argv[1:]
+    method, name, stem, batch, threads, plain = sys.argv[1:]
+    if int(plain):
+        psm.topology.faster = lambda device: nullcontext()
     torch.set_num_threads(int(threads))
     keep_freed_memory()
     topology = compose(method).topology
