@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
+from psm import search
 from psm.approximate import InvertedLists
 from psm.config import INDEXES
 
@@ -123,10 +124,7 @@ class Bank(nn.Module):
         step = max(BLOCK, SEARCH_ELEMENTS // max(count, 1) // BLOCK * BLOCK)
         for start in range(0, self.fill if k else 0, step):
             part = slice(start, start + step)
-            similarity = self._product(vectors, rows[part])
-            if own is not None:
-                mark_own(similarity, ids[part], own, -torch.inf)
-            values, where = _largest(similarity, min(k, similarity.shape[1]))
+            values, where = self._largest(vectors, rows[part], min(k, len(rows[part])), ids[part], own)
             values, where = torch.cat([best, values], 1), torch.cat([places, where + start], 1)
             best, order = values.topk(k, dim=1)
             places = where.gather(1, order)
@@ -156,14 +154,24 @@ class Bank(nn.Module):
                 best[short], places[short] = again(vectors[short], None if own is None else own[short])
         return best, places
 
-    def _product(self, vectors: Tensor, rows: Tensor) -> Tensor:
-        """Similarities (N, M), overwritten by the next search."""
+    def _largest(self, vectors: Tensor, rows: Tensor, k: int, ids: Tensor, own: Tensor | None) -> tuple[Tensor, Tensor]:
+        """The k largest similarities (N, k) among these rows, and their places."""
+        if search.apply_to(vectors, rows, k, *(() if own is None else (ids, own))):
+            return search.largest(vectors, rows, k, ids, own, self._memory(search.held(vectors, rows), vectors))
         count = len(vectors) * len(rows)
+        similarity = self._memory(count, vectors)[:count].view(len(vectors), len(rows))
+        torch.mm(vectors, rows.T, out=similarity)
+        if own is not None:
+            mark_own(similarity, ids, own, -torch.inf)
+        return largest(similarity, k)
+
+    def _memory(self, count: int, like: Tensor) -> Tensor:
+        """Room for so many similarities at least, overwritten by the next search."""
         held = self._similarity
-        if held.numel() < count or held.dtype != vectors.dtype or held.device != vectors.device:
+        if held.numel() < count or held.dtype != like.dtype or held.device != like.device:
             with torch.inference_mode(False):
-                held = self._similarity = torch.empty(count, dtype=vectors.dtype, device=vectors.device)
-        return torch.mm(vectors, rows.T, out=held[:count].view(len(vectors), len(rows)))
+                self._similarity = torch.empty(count, dtype=like.dtype, device=like.device)
+        return self._similarity
 
 
 def mark_own(pairs: Tensor, ids: Tensor, own: Tensor, value: float | bool) -> Tensor:
@@ -182,7 +190,7 @@ def mark_own(pairs: Tensor, ids: Tensor, own: Tensor, value: float | bool) -> Te
     return pairs
 
 
-def _largest(values: Tensor, k: int) -> tuple[Tensor, Tensor]:
+def largest(values: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """``values.topk(k, dim=1)``, exactly, by blocks: the k largest lie in the k blocks with the largest maxima."""
     count, width = values.shape
     blocks = width // BLOCK

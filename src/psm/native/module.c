@@ -1,4 +1,5 @@
-/* What a step on an x86-64 CPU spends most of its time on beside matrix products. See tiles.py, norms.py and blocks.py.
+/* What a step on an x86-64 CPU spends most of its time on beside matrix products. See tiles.py, norms.py, blocks.py
+and search.py.
 
 Addresses and sizes come from Python; nothing here knows torch. Threads are those of torch's OpenMP library. */
 
@@ -46,12 +47,22 @@ struct tiles {
     Py_ssize_t slots, together, block, gap; /* shares, maps and tiles at a time, floats between planes */
 };
 
+/* A search in a bank, as psm.search.Pass has it. */
+
+struct search {
+    const float *rows, *queries;
+    const int *ids, *own;
+    float *similarity, *maxima;
+    Py_ssize_t count, inner, columns, block;
+};
+
 #define LANES 8
 #define TARGET __attribute__((target("avx2,fma")))
 #define NAME(name) name##_8
 VECTORS
 #include "norms.h"
 #include "tiles.h"
+#include "search.h"
 #undef LANES
 #undef TARGET
 #undef NAME
@@ -62,6 +73,7 @@ VECTORS
 VECTORS
 #include "norms.h"
 #include "tiles.h"
+#include "search.h"
 
 /* Threads. Parts are handed out one at a time. */
 
@@ -105,6 +117,13 @@ static const char *wrong_norm(const struct norm *norm, int lanes)
     return NULL;
 }
 
+static const char *wrong_search(const struct search *search, int lanes)
+{
+    if (search->columns % (2 * lanes) || search->block < 1)
+        return "queries go in pairs of vectors, rows in blocks";
+    return NULL;
+}
+
 /* Passes, for Python: vector lanes, threads, how they start, and the address of what is wanted. Each slot of a
    convolution has its part of the room and of the taps' gradients, and its maps, whoever comes first: sums do not depend
    on that. */
@@ -143,12 +162,14 @@ PASS(normalise, norm, PIECES)
 PASS(sums_of_gradient, norm, PIECES)
 PASS(settle_gradient, norm, given->columns / CHANNELS)
 PASS(gradient_of_x, norm, PIECES)
+PASS(search, search, (given->count + given->block - 1) / given->block)
 
 #define ENTRY(name) {#name, call_##name, METH_VARARGS, NULL}
 
 static PyMethodDef functions[] = {
     ENTRY(convolve),  ENTRY(convolve_back),    ENTRY(moments),         ENTRY(settle),
     ENTRY(normalise), ENTRY(sums_of_gradient), ENTRY(settle_gradient), ENTRY(gradient_of_x),
+    ENTRY(search),
     {NULL, NULL, 0, NULL},
 };
 

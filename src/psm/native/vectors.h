@@ -9,6 +9,7 @@ these say what LANES, NAME and TARGET say by then. */
 
 #define LOAD(place) (*(const vector *)(place))
 #define STORE(place, value) (*(vector *)(place) = (value))
+#define VECTOR(value) ((vector){0} + (value))
 #define WHERE(condition, value) ((vector)((condition) & (bits)(value))) /* zero elsewhere */
 #define RECTIFIED(value) WHERE(~((value) < 0), value)                   /* what is no number stays so */
 

@@ -1,0 +1,133 @@
+"""The compiled search: exactly the k largest, as torch would find them, and taken only where it applies."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.nn.functional import normalize
+
+from psm import processor, search
+from psm.bank import Bank
+
+compiled = pytest.mark.skipif(processor.lanes() is None, reason="nothing is compiled for this processor")
+
+
+@pytest.fixture(autouse=True)
+def any_size(monkeypatch):
+    """Few rows too, which are quicker to test."""
+    monkeypatch.setattr(search, "LEAST", 0)
+
+
+def unit(*shape, seed=0):
+    return normalize(torch.randn(shape, generator=torch.Generator().manual_seed(seed)), dim=1)
+
+
+def bank_of(rows, ids=None):
+    bank = Bank(*rows.shape)
+    bank.push(rows, torch.arange(len(rows)) if ids is None else ids)
+    return bank
+
+
+def by_torch(monkeypatch, *given):
+    with monkeypatch.context() as changed:
+        changed.setattr(search, "apply_to", lambda *given: False)
+        return bank_of(*given[0]).nearest(*given[1:])
+
+
+@compiled
+@settings(deadline=None)
+@given(
+    queries=st.integers(1, 70),
+    rows=st.integers(2 * search.BLOCK, 900),
+    width=st.sampled_from([1, 6, 128]),
+    k=st.integers(1, 4),
+    pictures=st.integers(2, 300),
+    own=st.booleans(),
+    threads=st.integers(1, 3),
+)
+def test_it_finds_the_largest(queries, rows, width, k, pictures, own, threads):
+    vectors, held = unit(queries, width, seed=1), unit(rows, width)
+    ids, whose = torch.arange(rows) % pictures, torch.arange(queries) % pictures
+    before, k = torch.get_num_threads(), min(k, rows // search.BLOCK // 2)
+    torch.set_num_threads(threads)
+    try:
+        assert search.apply_to(vectors, held, k, ids, whose)
+        memory = torch.full((search.held(vectors, held),), torch.nan)  # what was there before does not matter
+        values, places = search.largest(vectors, held, k, ids, whose if own else None, memory)
+    finally:
+        torch.set_num_threads(before)
+    exact = vectors.double() @ held.double().T
+    if own:
+        exact = exact.masked_fill(ids == whose[:, None], -torch.inf)
+    torch.testing.assert_close(values.double(), exact.topk(k, dim=1).values, atol=1e-6, rtol=0)
+    torch.testing.assert_close(exact.gather(1, places), values.double(), atol=1e-6, rtol=0)
+    assert all(len(set(row)) == k for row in places.tolist())
+
+
+@compiled
+@pytest.mark.parametrize("count", [64, 100])  # in whole vectors, and not
+def test_a_bank_mines_the_same_with_it(monkeypatch, count):
+    rows, vectors = unit(3000, 32), unit(count, 32, seed=1)
+    ids, own = torch.arange(3000) % 500, torch.arange(count)
+    found = bank_of(rows, ids).nearest(vectors, 5, own)
+    for fast, torchs in zip(found, by_torch(monkeypatch, (rows, ids), vectors, 5, own), strict=True):
+        torch.testing.assert_close(fast, torchs, atol=1e-6, rtol=0)
+
+
+@compiled
+@pytest.mark.parametrize("broken", ["row", "query"])
+def test_what_is_no_number_shows_as_in_torch(monkeypatch, broken):
+    rows, vectors = unit(3000, 32), unit(20, 32, seed=1)
+    (rows if broken == "row" else vectors)[7, 3] = torch.nan
+    found = bank_of(rows).nearest(vectors, 2)
+    assert torch.equal(found.found, by_torch(monkeypatch, (rows,), vectors, 2).found)
+    assert found.found.any() == (broken == "query")
+
+
+@compiled
+def test_where_all_rows_are_one_s_own_nothing_is_found():
+    found = bank_of(unit(3000, 32), torch.full((3000,), 5)).nearest(unit(20, 32), 2, torch.arange(20))
+    assert found.found.tolist() == [place != 5 for place in range(20)]
+
+
+@compiled
+def test_slices_of_a_bank_join(monkeypatch):
+    import psm.bank
+
+    rows, vectors = unit(5000, 32), unit(64, 32, seed=1)
+    whole = bank_of(rows).nearest(vectors, 5)
+    monkeypatch.setattr(psm.bank, "SEARCH_ELEMENTS", 2**16)
+    for part, all_at_once in zip(bank_of(rows).nearest(vectors, 5), whole, strict=True):
+        assert torch.equal(part, all_at_once)
+
+
+@compiled
+def test_it_is_the_same_each_time_and_for_any_number_of_threads():
+    rows, vectors, found = unit(3000, 32), unit(64, 32, seed=1), []
+    before = torch.get_num_threads()
+    try:
+        for threads in (1, 2, 2, 3):
+            torch.set_num_threads(threads)
+            found.append(bank_of(rows).nearest(vectors, 5))
+    finally:
+        torch.set_num_threads(before)
+    assert all(torch.equal(x, y) for again in found[1:] for x, y in zip(again, found[0], strict=True))
+
+
+@compiled
+def test_it_applies_where_it_can_read_and_helps(monkeypatch):
+    vectors, rows, ids = unit(64, 32), unit(3000, 32), torch.arange(64)
+    assert search.apply_to(vectors, rows, 5, ids)
+    assert not search.apply_to(vectors.double(), rows.double(), 5)
+    assert not search.apply_to(vectors, rows[:, ::2], 5)
+    assert not search.apply_to(vectors, rows, 16)  # most blocks
+    assert not search.apply_to(vectors, rows, 5, ids + 2**31)  # wider than what is compared
+    assert not search.apply_to(vectors, rows, 5, ids - 2**32)
+    monkeypatch.setattr(search, "LEAST", 2**20)
+    assert not search.apply_to(vectors, rows, 5)
+
+
+def test_wide_ids_are_told_apart():
+    rows = unit(3000, 32)
+    ids = torch.arange(3000) * 2**32 + 7
+    assert bank_of(rows, ids).nearest(rows[:20], 1, ids[:20] + 2**32).ids[:, 0].tolist() == ids[:20].tolist()
