@@ -223,6 +223,9 @@ OTHERS = {
     "no convolution": put("conv1", nn.Sequential(convolution(32, 32))),
     "no running moments": put("bn2", nn.BatchNorm2d(32, track_running_stats=False)),
     "moments over processes": put("bn1", JoinedBatchNorm(32)),
+    "running moments taken out": changed(lambda block: vars(block.bn1)["_buffers"].update(running_mean=None,
+                                                                                          running_var=None)),
+    "moments not followed": changed(lambda block: setattr(block.bn1, "track_running_stats", False)),
     "a norm without a bias": changed(lambda block: setattr(block.bn1, "bias", None)),
     "no norm": put("bn1", nn.Identity()),
     "norm evaluated": put("bn1", nn.BatchNorm2d(32).eval()),
@@ -265,7 +268,12 @@ def test_maps_of_other_channels_get_torch_s_own_words(stride):
         networks.BasicBlock(32, 32 * stride, stride)(torch.randn(8, 64, 16, 16))
 
 
-def test_layers_that_do_not_fit_each_other_get_torch_s_own_words():
+def test_layers_that_do_not_fit_each_other_get_torch_s_own_words(monkeypatch):
+    monkeypatch.setattr(networks, "residual", None)
+    other_kernel = networks.BasicBlock(32, 64, 2)
+    other_kernel.downsample[0].weight = nn.Parameter(torch.randn(64, 32, 3, 3))
+    with Faster(), pytest.raises(RuntimeError):
+        other_kernel(torch.randn(8, 32, 16, 16))
     with Faster(), pytest.raises(RuntimeError):
         put("bn1", nn.BatchNorm2d(64))(torch.randn(8, 32, 16, 16))
     with Faster(), pytest.raises(RuntimeError):

@@ -37,7 +37,7 @@ def by_torch(monkeypatch, *given):
 @compiled
 @settings(deadline=None)
 @given(
-    queries=st.integers(1, 70),
+    queries=st.integers(32, 70),
     rows=st.integers(2 * search.BLOCK, 900),
     width=st.sampled_from([1, 6, 128]),
     k=st.integers(1, 4),
@@ -77,7 +77,7 @@ def test_a_bank_mines_the_same_with_it(monkeypatch, count):
 @compiled
 @pytest.mark.parametrize("broken", ["row", "query"])
 def test_what_is_no_number_shows_as_in_torch(monkeypatch, broken):
-    rows, vectors = unit(3000, 32), unit(20, 32, seed=1)
+    rows, vectors = unit(3000, 32), unit(40, 32, seed=1)
     (rows if broken == "row" else vectors)[7, 3] = torch.nan
     found = bank_of(rows).nearest(vectors, 2)
     assert torch.equal(found.found, by_torch(monkeypatch, (rows,), vectors, 2).found)
@@ -86,15 +86,72 @@ def test_what_is_no_number_shows_as_in_torch(monkeypatch, broken):
 
 @compiled
 def test_where_all_rows_are_one_s_own_nothing_is_found():
-    found = bank_of(unit(3000, 32), torch.full((3000,), 5)).nearest(unit(20, 32), 2, torch.arange(20))
-    assert found.found.tolist() == [place != 5 for place in range(20)]
+    found = bank_of(unit(3000, 32), torch.full((3000,), 5)).nearest(unit(40, 32), 2, torch.arange(40))
+    assert found.found.tolist() == [place != 5 for place in range(40)]
+
+
+@compiled
+def test_too_few_rows_beside_a_last_block_that_is_not_full():
+    """The places beyond it are as little as one's own rows."""
+    ids = torch.full((961,), 7)
+    ids[-1] = 8
+    found = bank_of(unit(961, 32), ids).nearest(unit(80, 32, seed=1), 5, torch.full((80,), 7))
+    assert not found.found.any()
+    assert (found.ids == -1).all()
+
+
+@compiled
+@pytest.mark.parametrize("fill", [961, 2000])
+def test_a_bank_that_is_not_full_and_vectors_that_lie_apart(monkeypatch, fill):
+    bank, rows = Bank(3000, 32), unit(fill, 32)
+    bank.push(rows, torch.arange(fill))
+    vectors = torch.randn(2, 32, 80, generator=torch.Generator().manual_seed(1))[0].T
+    with torch.inference_mode():
+        found = bank.nearest(vectors, 3)
+    for fast, torchs in zip(found, by_torch(monkeypatch, (rows,), vectors, 3), strict=True):
+        torch.testing.assert_close(fast, torchs, atol=1e-6, rtol=0)
+
+
+@compiled
+def test_the_default_device_does_not_matter():
+    bank, vectors = bank_of(unit(3000, 32)), unit(40, 32, seed=1)
+    expected = bank.nearest(vectors, 3).ids
+    with torch.device("meta"):
+        places = search.largest(vectors, bank.rows, 3, None, None, bank._similarity)[1]
+    assert torch.equal(bank.ids[places], expected)
+
+
+@pytest.mark.parametrize("count", [16, 64])
+def test_what_does_not_fit_is_refused(count):
+    bank = bank_of(unit(3000, 32))
+    with pytest.raises(RuntimeError, match="cannot be multiplied"):
+        bank.nearest(unit(count, 16), 1)
+    with pytest.raises(RuntimeError, match="cannot be multiplied"):
+        bank.nearest(unit(count, 64), 1)
+    for wrong in (count - 1, count + 1):
+        with pytest.raises(ValueError, match=f"{count} vectors need an id each, not {wrong}"):
+            bank.nearest(unit(count, 32), 1, torch.arange(wrong))
+
+
+@compiled
+def test_a_bank_takes_it_at_the_paper_s_size_and_within_its_memory(monkeypatch):
+    import psm.bank
+
+    monkeypatch.undo()  # the real least
+    taken, whole = [], search.largest
+    monkeypatch.setattr(search, "largest", lambda *given: taken.append(len(given[1])) or whole(*given))
+    bank = bank_of(unit(16384, 128))
+    for count in (256, 1):
+        bank.nearest(unit(count, 128, seed=1), 5)
+    assert taken == [16384]  # not for a single query, which would leave most of a vector unused
+    assert bank._similarity.numel() <= 1.01 * psm.bank.SEARCH_ELEMENTS
 
 
 @compiled
 def test_slices_of_a_bank_join(monkeypatch):
     import psm.bank
 
-    rows, vectors = unit(5000, 32), unit(64, 32, seed=1)
+    rows, vectors = unit(5120, 32), unit(64, 32, seed=1)
     whole = bank_of(rows).nearest(vectors, 5)
     monkeypatch.setattr(psm.bank, "SEARCH_ELEMENTS", 2**16)
     for part, all_at_once in zip(bank_of(rows).nearest(vectors, 5), whole, strict=True):
@@ -119,7 +176,8 @@ def test_it_applies_where_it_can_read_and_helps(monkeypatch):
     vectors, rows, ids = unit(64, 32), unit(3000, 32), torch.arange(64)
     assert search.apply_to(vectors, rows, 5, ids)
     assert not search.apply_to(vectors.double(), rows.double(), 5)
-    assert not search.apply_to(vectors, rows[:, ::2], 5)
+    assert not search.apply_to(vectors[:, ::2], rows[:, ::2], 5)
+    assert not search.apply_to(vectors[:8], rows, 5)
     assert not search.apply_to(vectors, rows, 16)  # most blocks
     assert not search.apply_to(vectors, rows, 5, ids + 2**31)  # wider than what is compared
     assert not search.apply_to(vectors, rows, 5, ids - 2**32)
@@ -130,4 +188,4 @@ def test_it_applies_where_it_can_read_and_helps(monkeypatch):
 def test_wide_ids_are_told_apart():
     rows = unit(3000, 32)
     ids = torch.arange(3000) * 2**32 + 7
-    assert bank_of(rows, ids).nearest(rows[:20], 1, ids[:20] + 2**32).ids[:, 0].tolist() == ids[:20].tolist()
+    assert bank_of(rows, ids).nearest(rows[:64], 1, ids[:64] + 2**32).ids[:, 0].tolist() == ids[:64].tolist()

@@ -1,5 +1,6 @@
 """Convolutions by tiles: equal to torch's, value and gradient, and taken only where they apply."""
 
+import ctypes
 import platform
 import re
 import shutil
@@ -211,6 +212,26 @@ def test_only_what_a_pass_has_and_tensors_that_it_can_read_are_taken():
             processor.call("moments", norms.Pass, x=wrong, sums=torch.empty(1, 3, 32), **sizes)
     with pytest.raises(TypeError, match="moments has no count"):
         processor.call("moments", norms.Pass, x=maps, sums=torch.empty(1, 3, 32), count=1, **sizes)
+
+
+@compiled
+def test_a_part_compiled_from_another_version_is_told(monkeypatch):
+    """As after an update of the sources without a new install."""
+    grown = type("Pass", (norms.Pass,), {"_fields_": [("more", ctypes.c_void_p)]})
+    with pytest.raises(RuntimeError, match="install it again"):
+        processor.call("moments", grown, rows=1, columns=32, rows_each=1)
+    with pytest.raises(RuntimeError, match="install it again"):
+        processor.call("tomorrow", norms.Pass, rows=1, columns=32, rows_each=1)
+
+
+def test_what_only_stands_for_numbers_is_torch_s():
+    """Within torch.func, and tensors that are signs or zeros without memory."""
+    assert processor.in_memory(torch.zeros(4))
+    seen = []
+    torch.func.vmap(lambda x: seen.append(processor.in_memory(x)) or x)(torch.zeros(2, 3))
+    assert seen == [False]
+    assert not processor.in_memory(torch._neg_view(torch.ones(4)))
+    assert not processor.in_memory(torch._efficientzerotensor(4))
 
 
 @pytest.mark.parametrize("stride", [1, 2])

@@ -12,6 +12,7 @@ from psm.approximate import InvertedLists
 from psm.config import INDEXES
 
 SEARCH_ELEMENTS = 2**22  # similarities held at once while searching: 16 MiB in float32, whatever batch and bank
+QUERIES = 256  # that a CPU searches for at once: more of them, beside fewer rows, leave more to be sorted
 BLOCK = 128
 SPARE = 4  # rows that an approximate search asks for beyond k, for those that are of the query's own picture
 
@@ -101,6 +102,8 @@ class Bank(nn.Module):
         Rows with the id of the query's own picture, given as ``own`` (N,), are passed over. The exact search runs over
         slices of the bank, so that its memory does not grow with the bank.
         """
+        if own is not None and own.shape != vectors.shape[:1]:
+            raise ValueError(f"{len(vectors)} vectors need an id each, not {len(own)}")
         vectors = normalize(vectors.to(self.rows.dtype), dim=1)
         if self.index is not None and self.index.ready and k:
             best, places = self._approximate(vectors, k, own)
@@ -118,6 +121,10 @@ class Bank(nn.Module):
     def _exact(self, vectors: Tensor, k: int, own: Tensor | None) -> tuple[Tensor, Tensor]:
         """The k largest similarities (N, k) of unit vectors, -inf where there are too few rows, and their places."""
         count = len(vectors)
+        if vectors.device.type == "cpu" and count > QUERIES:
+            whose = (None,) * -(-count // QUERIES) if own is None else own.split(QUERIES)
+            parts = [self._exact(some, k, of) for some, of in zip(vectors.split(QUERIES), whose, strict=True)]
+            return tuple(map(torch.cat, zip(*parts, strict=True)))
         best = vectors.new_full((count, k), -torch.inf)
         places = torch.zeros((count, k), dtype=torch.long, device=vectors.device)
         rows, ids = self.filled

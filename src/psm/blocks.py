@@ -62,7 +62,7 @@ def _usual(layer: nn.Module, size: int, stride: int) -> bool:
         type(layer) is nn.Conv2d
         and layer.bias is None
         and layer.groups == 1
-        and layer.kernel_size == (size, size)
+        and layer.kernel_size == layer.weight.shape[2:] == (size, size)
         and layer.stride == (stride, stride)
         and layer.padding == (size // 2, size // 2)
         and layer.dilation == (1, 1)

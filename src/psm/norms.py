@@ -30,6 +30,9 @@ def usual(norm: nn.Module) -> bool:
         and norm.weight is not None
         and norm.bias is not None
         and norm.track_running_stats
+        and norm.running_mean is not None
+        and norm.running_var is not None
+        and norm.num_batches_tracked is not None
         and norm.momentum is not None
         and norm.num_features % CHANNELS == 0
         and in_memory(norm.weight, norm.bias)

@@ -43,7 +43,11 @@ def call(name: str, kind: type[ctypes.Structure], **given: Tensor | float | None
         if isinstance(value, Tensor) and not in_memory(value):
             raise TypeError(f"{name} takes tensors of single precision in a CPU's memory, not {key} as it is")
         setattr(fields, key, value.data_ptr() if isinstance(value, Tensor) else value)
-    getattr(_native, name)(lanes(), torch.get_num_threads(), _parallel(), ctypes.addressof(fields))
+    address, size = ctypes.addressof(fields), ctypes.sizeof(fields)
+    try:
+        getattr(_native, name)(lanes(), torch.get_num_threads(), _parallel(), address, size)
+    except (AttributeError, TypeError) as error:
+        raise RuntimeError("psm was compiled from another version: install it again (pip install)") from error
 
 
 def in_memory(*tensors: Tensor | None) -> bool:
@@ -55,6 +59,8 @@ def in_memory(*tensors: Tensor | None) -> bool:
             and x.dtype == torch.float32
             and x.device.type == "cpu"
             and x.layout == torch.strided
+            and not x.is_neg()
+            and not x._is_zerotensor()
         )
         for x in tensors
     )

@@ -25,9 +25,12 @@ def apply_to(vectors: Tensor, rows: Tensor, k: int, *ids: Tensor) -> bool:
         lanes()
         and in_memory(vectors, rows)
         and rows.is_contiguous()
+        and vectors.ndim == 2
+        and vectors.shape[1] == rows.shape[1]
+        and len(vectors) >= 2 * lanes()  # which are compared at a time
         and len(vectors) * len(rows) >= LEAST
         and 2 * k <= len(rows) // BLOCK
-        and all(x.min() >= -(2**31) and x.max() < 2**31 for x in ids)
+        and all(int(x.min()) >= -(2**31) and int(x.max()) < 2**31 for x in ids)
     )
 
 
@@ -53,9 +56,10 @@ def largest(
     sizes = {"count": len(rows), "inner": rows.shape[1], "columns": columns, "block": BLOCK}
     call("search", Pass, rows=rows, queries=queries, similarity=similarity, maxima=maxima, **narrow, **sizes)
     chosen = maxima[:, :count].T.topk(k, dim=1).indices
-    candidates = similarity.permute(2, 0, 1)[torch.arange(count)[:, None], chosen].flatten(1)
+    candidates = similarity.permute(2, 0, 1)[torch.arange(count, device="cpu")[:, None], chosen].flatten(1)
     values, where = candidates.topk(k, dim=1)
-    return values, chosen.gather(1, where // BLOCK) * BLOCK + where % BLOCK
+    places = chosen.gather(1, where // BLOCK) * BLOCK + where % BLOCK
+    return values, places.clamp_(max=len(rows) - 1)  # what is past the last row is as little as one's own
 
 
 def _whole(count: int, by: int) -> int:
@@ -64,4 +68,4 @@ def _whole(count: int, by: int) -> int:
 
 def _narrow(ids: Tensor) -> Tensor:
     """Ids as 32 bits each, which pass as floats."""
-    return ids.to(torch.int32).view(torch.float32)
+    return ids.to(torch.int32).contiguous().view(torch.float32)

@@ -124,7 +124,7 @@ static const char *wrong_search(const struct search *search, int lanes)
     return NULL;
 }
 
-/* Passes, for Python: vector lanes, threads, how they start, and the address of what is wanted. Each slot of a
+/* Passes, for Python: vector lanes, threads, how they start, address and size of what is wanted. Each slot of a
    convolution has its part of the room and of the taps' gradients, and its maps, whoever comes first: sums do not depend
    on that. */
 
@@ -132,10 +132,14 @@ static const char *wrong_search(const struct search *search, int lanes)
     static PyObject *call_##name(PyObject *self, PyObject *arguments)                                        \
     {                                                                                                        \
         int lanes, threads;                                                                                  \
-        unsigned long long parallel, address;                                                                \
+        unsigned long long parallel, address, size;                                                          \
         (void)self;                                                                                          \
-        if (!PyArg_ParseTuple(arguments, "iiKK", &lanes, &threads, &parallel, &address))                     \
+        if (!PyArg_ParseTuple(arguments, "iiKKK", &lanes, &threads, &parallel, &address, &size))             \
             return NULL;                                                                                     \
+        if (size != sizeof(struct kind)) {                                                                   \
+            PyErr_SetString(PyExc_TypeError, "not of this size");                                            \
+            return NULL;                                                                                     \
+        }                                                                                                    \
         const struct kind *given = (const struct kind *)(uintptr_t)address;                                  \
         const char *wrong = lanes == 8 || lanes == 16 ? wrong_##kind(given, lanes) : "vectors have 8 or 16 lanes"; \
         if (wrong) {                                                                                         \

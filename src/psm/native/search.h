@@ -1,4 +1,6 @@
-/* Similarities of rows and queries, with the largest of each block of rows. Queries lie in pairs of vectors. */
+/* Similarities of rows and queries, with the largest of each block of rows. Queries lie in pairs of vectors.
+
+Rows and vectors at a time are those of the products in tiles.h. */
 
 LINE NAME(compare)(const struct search *search, Py_ssize_t row, int rows, Py_ssize_t column, vector *largest)
 {
