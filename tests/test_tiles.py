@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from psm import networks, norms, processor, search, tiles
+from psm import crops, networks, norms, processor, search, tiles
 from psm.faster import Faster
 
 FORMATS = (torch.contiguous_format, torch.channels_last)
@@ -201,6 +201,8 @@ def test_wrong_sizes_are_refused():
         processor.call("moments", norms.Pass, rows=1, columns=48, rows_each=1)
     with pytest.raises(ValueError, match="queries go in pairs"):
         processor.call("search", search.Pass, count=1, inner=8, columns=7, block=96)
+    with pytest.raises(ValueError, match="channels first or last"):
+        processor.call("views", crops.Pass, count=1, all=1, height=8, width=8, size=8, most=5, pixel=2, channel=1)
 
 
 @compiled
@@ -241,10 +243,12 @@ def test_maps_of_other_channels_get_torch_s_own_words(stride):
 
 
 @compiled
-@pytest.mark.parametrize(("ours", "theirs"), [(tiles.Pass, "tiles"), (norms.Pass, "norm"), (search.Pass, "search")])
+@pytest.mark.parametrize(
+    ("ours", "theirs"), [(tiles.Pass, "tiles"), (norms.Pass, "norm"), (search.Pass, "search"), (crops.Pass, "views")]
+)
 def test_structures_are_those_of_the_compiled_part(ours, theirs):
     """Name by name: a field out of place would be read as another."""
     source = (Path(tiles.__file__).parent / "native" / "module.c").read_text()
     fields = source.split(f"struct {theirs} {{", 1)[1].split("};", 1)[0]
-    fields = re.sub(r"/\*.*?\*/|\bconst\b|\bfloat\b|\bdouble\b|\bint\b|Py_ssize_t|\*", " ", fields)
+    fields = re.sub(r"/\*.*?\*/|\bconst\b|\bfloat\b|\bdouble\b|\bint\b|\bunsigned char\b|Py_ssize_t|\*", " ", fields)
     assert re.split(r"[\s,;]+", fields.strip(" \n;")) == [name for name, _ in ours._fields_]

@@ -2,7 +2,8 @@
 
 What makes it fast is that nearly every step is linear: the crop, its resize and the flip are two products with
 resampling matrices, the five colour changes are one 3x3 matrix and one offset, the blur is two products with a banded
-matrix. Each view is made on its own: both in one go would need twice the memory at a time and gain nothing.
+matrix. Each view is made on its own: both in one go would need twice the memory at a time and gain nothing. On a CPU
+that has it compiled, crop and colours are one pass (``crops``).
 """
 
 import math
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from psm import crops
 from psm.config import ViewsConfig
 from psm.devices import to_device, without_autocast
 from psm.errors import UserError
@@ -164,13 +166,27 @@ class Views:
         else:
             views = pictures.new_empty(shape, dtype=torch.float32)
         share = max(1, CPU_PIXELS // self.size**2) if pictures.device.type == "cpu" else max(1, len(pictures))
+        compiled = crops.apply_to(pictures, self.size)
         with without_autocast(pictures.device):
+            if compiled and not self._has_more:
+                self._crop(views, pictures, draws, self.mean, self.std)
+                return views
             for first in range(0, len(pictures), share):
                 part = slice(first, first + share)
-                pixels = pictures[part].float().div_(255)
-                for view, of_view in zip(views[:, part], draws[part].views(), strict=True):
-                    view.copy_(self._normalised(self._view(pixels, of_view)))
+                if compiled:
+                    coloured = views.new_empty((len(views), len(pictures[part]), *shape[2:]))
+                    self._crop(coloured, pictures[part], draws[part], (0.0,) * 3, (1.0,) * 3)
+                else:
+                    pixels = pictures[part].float().div_(255)
+                    coloured = (self._coloured(pixels, of_view) for of_view in draws[part].views())
+                for view, begun, of_view in zip(views[:, part], coloured, draws[part].views(), strict=True):
+                    view.copy_(self._normalised(self._finished(begun, of_view)))
         return views
+
+    def _crop(self, views: Tensor, pictures: Tensor, draws: Draws, mean: Sequence[float], std: Sequence[float]) -> None:
+        """Crop, colours and norm by what is compiled."""
+        box = crop_boxes(draws, *pictures.shape[2:], self.config.ratio)
+        crops.make(views, pictures, box, draws.flip, colouring(draws, pictures.device), (LUMA, mean, std))
 
     @in_single_precision
     @torch.no_grad()
@@ -183,11 +199,19 @@ class Views:
                 pixels = functional.interpolate(pixels, (self.size, self.size), mode="bilinear", antialias=True)
             return self._normalised(pixels)
 
-    def _view(self, pixels: Tensor, draws: Draws) -> Tensor:
-        """One view of pictures with values from 0 to 1, in the same range."""
+    def _coloured(self, pixels: Tensor, draws: Draws) -> Tensor:
+        """One view of pictures with values from 0 to 1, in the same range: crop and colours."""
+        box = crop_boxes(draws, *pixels.shape[2:], self.config.ratio)
+        return recoloured(cropped(pixels, box, draws.flip, self.size), draws)
+
+    @property
+    def _has_more(self) -> bool:
+        """Whether anything comes after crop and colours."""
+        return self.config.blur > 0 or self.config.solarise > 0
+
+    def _finished(self, view: Tensor, draws: Draws) -> Tensor:
+        """What comes after them."""
         config = self.config
-        box = crop_boxes(draws, *pixels.shape[2:], config.ratio)
-        view = recoloured(cropped(pixels, box, draws.flip, self.size), draws)
         if config.blur > 0:
             view = blurred(view, draws.sigma, radius=min(math.ceil(3 * config.sigma[1]), self.size))
         if config.solarise > 0:
@@ -262,18 +286,22 @@ def recoloured(views: Tensor, draws: Draws) -> Tensor:
     drawn. Contrast pivots on the mean luma. Hue turns colours about the grey axis (the rotation of StyleGAN2-ADA):
     linear, not the shift in HSV.
     """
-    grey, twist, identity = constant((GREY, TWIST, IDENTITY), views.device)
+    matrix, pivot = colouring(draws, views.device)
+    pixels = views.flatten(2)
+    mean_luma = pixels.mean(-1) @ constant(LUMA, views.device)
+    return torch.baddbmm(_matrix(pivot * mean_luma), matrix, pixels).clamp_(0, 1).view_as(views)
+
+
+def colouring(draws: Draws, device: torch.device) -> tuple[Tensor, Tensor]:
+    """The matrix (..., 3, 3) of each view, and what its mean luma counts for in the offset, (...)."""
+    grey, twist, identity = constant((GREY, TWIST, IDENTITY), device)
     contrast, saturation = draws.contrast, draws.saturation
     angle = _matrix(draws.turn) * (2 * math.pi)
     turned = angle.cos() * identity + (1 - angle.cos()) / 3 + angle.sin() / math.sqrt(3) * twist
     saturated = _matrix(saturation) * identity + _matrix(1 - saturation) * grey
     matrix = _matrix(draws.brightness * contrast) * (turned @ saturated)
     matrix = torch.where(_matrix(draws.grayscale), grey @ matrix, matrix)
-
-    pixels = views.flatten(2)
-    mean_luma = pixels.mean(-1) @ grey[0]
-    offset = _matrix(draws.brightness * (1 - contrast) * mean_luma)
-    return torch.baddbmm(offset, matrix, pixels).clamp_(0, 1).view_as(views)
+    return matrix, draws.brightness * (1 - contrast)
 
 
 def blurred(views: Tensor, sigma: Tensor, radius: int) -> Tensor:

@@ -1,5 +1,5 @@
-/* What a step on an x86-64 CPU spends most of its time on beside matrix products. See tiles.py, norms.py, blocks.py
-and search.py.
+/* What a step on an x86-64 CPU spends most of its time on beside matrix products. See tiles.py, norms.py,
+blocks.py, search.py and crops.py.
 
 Addresses and sizes come from Python; nothing here knows torch. Threads are those of torch's OpenMP library. */
 
@@ -56,6 +56,17 @@ struct search {
     Py_ssize_t count, inner, columns, block;
 };
 
+/* Views of pictures, as psm.crops.Pass has it. */
+
+struct views {
+    const unsigned char *pictures;
+    const float *boxes, *flip, *matrix, *pivot, *shades; /* of each view; shades: luma, mean and deviation */
+    float *views;
+    Py_ssize_t count, all, height, width, size; /* pictures, views of all of them; sides */
+    Py_ssize_t most;                            /* pixels that a place sees along a line */
+    Py_ssize_t pixel, channel;                  /* floats from one to the next in a view */
+};
+
 #define LANES 8
 #define TARGET __attribute__((target("avx2,fma")))
 #define NAME(name) name##_8
@@ -63,6 +74,7 @@ VECTORS
 #include "norms.h"
 #include "tiles.h"
 #include "search.h"
+#include "views.h"
 #undef LANES
 #undef TARGET
 #undef NAME
@@ -74,6 +86,7 @@ VECTORS
 #include "norms.h"
 #include "tiles.h"
 #include "search.h"
+#include "views.h"
 
 /* Threads. Parts are handed out one at a time. */
 
@@ -124,6 +137,14 @@ static const char *wrong_search(const struct search *search, int lanes)
     return NULL;
 }
 
+static const char *wrong_views(const struct views *views, int lanes)
+{
+    (void)lanes;
+    if (views->count < 1 || views->size < 1 || views->most < 2 || (views->pixel != 1 && views->pixel != 3))
+        return "pictures, places and what they see are needed, and channels first or last";
+    return NULL;
+}
+
 /* Passes, for Python: vector lanes, threads, how they start, address and size of what is wanted. Each slot of a
    convolution has its part of the room and of the taps' gradients, and its maps, whoever comes first: sums do not depend
    on that. */
@@ -166,6 +187,7 @@ PASS(normalise, norm, PIECES)
 PASS(sums_of_gradient, norm, PIECES)
 PASS(settle_gradient, norm, given->columns / CHANNELS)
 PASS(gradient_of_x, norm, PIECES)
+PASS(views, views, given->all)
 PASS(search, search, (given->count + given->block - 1) / given->block)
 
 #define ENTRY(name) {#name, call_##name, METH_VARARGS, NULL}
@@ -173,7 +195,7 @@ PASS(search, search, (given->count + given->block - 1) / given->block)
 static PyMethodDef functions[] = {
     ENTRY(convolve),  ENTRY(convolve_back),    ENTRY(moments),         ENTRY(settle),
     ENTRY(normalise), ENTRY(sums_of_gradient), ENTRY(settle_gradient), ENTRY(gradient_of_x),
-    ENTRY(search),
+    ENTRY(search),    ENTRY(views),
     {NULL, NULL, 0, NULL},
 };
 

@@ -1,4 +1,4 @@
-/* Words that norms.h, tiles.h and search.h share. They are included once for each instruction set, with LANES floats in a vector;
+/* Words that the others share. They are included once for each instruction set, with LANES floats in a vector;
 these say what LANES, NAME and TARGET say by then. */
 
 #define vector NAME(vector)
