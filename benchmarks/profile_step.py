@@ -2,8 +2,8 @@
 
     python benchmarks/profile_step.py [--method psm] [--encoder resnet18] [--stem imagenet] [--plain]
 
-`--plain` takes the step as torch alone would have it: its convolutions, norms and search, its SGD a tensor
-at a time, and freed memory handed back to the system.
+`--plain` takes the step as torch alone would have it: its convolutions, norms, search and views, its SGD a
+tensor at a time, and freed memory handed back to the system.
 """
 
 import argparse
@@ -15,6 +15,7 @@ from torch.autograd.profiler_util import FunctionEvent
 from torch.profiler import profile, record_function
 
 import mining
+import psm.crops
 import psm.search
 import psm.topology
 import psm.training
@@ -58,7 +59,7 @@ def name_the_loss() -> None:
 
 def as_torch_has_it() -> None:
     psm.topology.faster = lambda device: nullcontext()
-    psm.search.apply_to = lambda *given: False
+    psm.search.apply_to = psm.crops.apply_to = lambda *given: False
     mining.keep_freed_memory = lambda: False
     mining.sgd = lambda learned, _: torch.optim.SGD(learned, 0.01, momentum=0.9, weight_decay=1e-3, foreach=True)
 
