@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 from torch.nn import functional
 
+from psm import crops
 from psm.augment import LUMA, Draws, Views, blurred, channel_statistics, crop_boxes, cropped, recoloured
 from psm.config import ViewsConfig
 from psm.errors import UserError
@@ -18,6 +19,13 @@ from psm.errors import UserError
 ZERO, ONE = (0.0, 0.0, 0.0), (1.0, 1.0, 1.0)  # a normalisation that changes nothing
 NEVER = {"flip": 0.0, "jitter": 0.0, "grayscale": 0.0, "blur": 0.0, "solarise": 0.0}
 WHOLE = {"crop": [1.0, 1.0], "ratio": [1.0, 1.0]}
+
+
+@pytest.fixture(autouse=True, params=["compiled", "by torch"])
+def way(request, monkeypatch):
+    """All of it both ways, where there are two."""
+    if request.param == "by torch":
+        monkeypatch.setattr(crops, "apply_to", lambda *given: False)
 
 
 def generator(seed: int = 0) -> torch.Generator:

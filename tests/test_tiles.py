@@ -201,8 +201,11 @@ def test_wrong_sizes_are_refused():
         processor.call("moments", norms.Pass, rows=1, columns=48, rows_each=1)
     with pytest.raises(ValueError, match="queries go in pairs"):
         processor.call("search", search.Pass, count=1, inner=8, columns=7, block=96)
-    with pytest.raises(ValueError, match="channels first or last"):
-        processor.call("views", crops.Pass, count=1, all=1, height=8, width=8, size=8, most=5, pixel=2, channel=1)
+    sizes = {"count": 1, "all": 1, "height": 8, "width": 8, "size": 8}
+    with pytest.raises(ValueError, match="channels come first or last"):
+        processor.call("views", crops.Pass, **sizes, most=5, pixel=2, channel=1)
+    with pytest.raises(ValueError, match="room for what they see"):
+        processor.call("views", crops.Pass, **sizes, most=4, pixel=3, channel=1)
 
 
 @compiled

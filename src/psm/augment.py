@@ -166,7 +166,7 @@ class Views:
         else:
             views = pictures.new_empty(shape, dtype=torch.float32)
         share = max(1, CPU_PIXELS // self.size**2) if pictures.device.type == "cpu" else max(1, len(pictures))
-        compiled = crops.apply_to(pictures, self.size)
+        compiled = crops.apply_to(pictures, self.size, draws.area, draws.place, draws.brightness, draws.turn)
         with without_autocast(pictures.device):
             if compiled and not self._has_more:
                 self._crop(views, pictures, draws, self.mean, self.std)

@@ -23,15 +23,17 @@ Pass = structure(
 )  # struct views
 
 
-def apply_to(pictures: Tensor, size: int) -> bool:
-    """Whether views of this size of pictures (B, 3, H, W) can be made in one pass."""
+def apply_to(pictures: Tensor, size: int, *draws: Tensor) -> bool:
+    """Whether views of this size of pictures (B, 3, H, W) can be made in one pass, by such draws."""
     return bool(
         lanes()
         and type(pictures) is Tensor
         and pictures.device.type == "cpu"
-        and len(pictures)
+        and pictures.layout == torch.strided
+        and pictures.numel()
+        and not pictures._is_zerotensor()
         and max(*pictures.shape[2:], size) <= MOST_PIXELS
-        and in_memory()
+        and in_memory(*draws)
     )
 
 
@@ -50,8 +52,10 @@ def make(
     deviation that normalise.
     """
     count, (height, width), size = len(pictures), pictures.shape[2:], views.shape[-1]
-    pictures, matrix, pivot = (x.contiguous() for x in (pictures, *colours))
-    boxes, flipped = torch.stack(tuple(box), -1), flip.to(torch.float32).contiguous()
+    pictures, each = pictures.contiguous(), views.shape[:2]
+    matrix = colours[0].expand(*each, 3, 3).contiguous()
+    flipped, pivot = (x.expand(each).to(torch.float32).contiguous() for x in (flip, colours[1]))
+    boxes = torch.stack([x.expand(each) for x in box], -1)
     sizes = {"count": count, "all": len(views) * count, "height": height, "width": width, "size": size}
     steps = {"pixel": views.stride(4), "channel": views.stride(2)}
     most = 2 * math.ceil(max(height / size, width / size, 1)) + 3

@@ -140,8 +140,11 @@ static const char *wrong_search(const struct search *search, int lanes)
 static const char *wrong_views(const struct views *views, int lanes)
 {
     (void)lanes;
-    if (views->count < 1 || views->size < 1 || views->most < 2 || (views->pixel != 1 && views->pixel != 3))
-        return "pictures, places and what they see are needed, and channels first or last";
+    const Py_ssize_t size = views->size, side = views->height > views->width ? views->height : views->width;
+    if (views->count < 1 || size < 1 || views->height < 1 || views->width < 1 || views->most * size < 2 * side + 3 * size)
+        return "pictures, places and room for what they see are needed";
+    if (views->pixel == 1 ? views->channel != size * size : views->pixel != 3 || views->channel != 1)
+        return "channels come first or last";
     return NULL;
 }
 

@@ -57,10 +57,16 @@ TARGET static void NAME(views)(const void *given, Py_ssize_t part)
     const Py_ssize_t width = views->width, plane = views->height * width, size = views->size, most = views->most;
     const float *const box = views->boxes + 4 * part, *const matrix = views->matrix + 9 * part;
     const float *const luma = views->shades, *const mean = views->shades + 3, *const deviation = views->shades + 6;
+    float *const view = views->views + part * 3 * size * size;
+    if (!(box[0] >= 0 && box[1] >= 0 && box[2] >= 1 && box[3] >= 1 && box[0] + box[2] <= views->height &&
+          box[1] + box[3] <= width)) { /* not a box of the picture */
+        for (Py_ssize_t place = 0; place < 3 * size * size; place++)
+            view[place] = NAN;
+        return;
+    }
     const Py_ssize_t down = (Py_ssize_t)box[2], across = (Py_ssize_t)box[3];
     const unsigned char *const corner =
         views->pictures + part % views->count * 3 * plane + (Py_ssize_t)box[0] * width + (Py_ssize_t)box[1];
-    float *const view = views->views + part * 3 * size * size;
     Py_ssize_t first[size], taps = 1, row_first;
     float weights[size * most], row_weights[most], seen[across + most], shade[3 * size], coloured[3 * size];
     float offset = 0;
@@ -87,11 +93,10 @@ TARGET static void NAME(views)(const void *given, Py_ssize_t part)
         for (int channel = 0; channel < 3; channel++)
             for (Py_ssize_t y = 0; y < down; y++) {
                 const unsigned char *const line = corner + channel * plane + y * width;
-                float sum = 0;
-                for (Py_ssize_t x = 0; x < across; x++)
-                    sum += by_column[x] * line[x];
-                total += (double)(luma[channel] * by_row[y]) * sum;
+                NAME(blend)(line, luma[channel] * by_row[y], channel || y, across, seen);
             }
+        for (Py_ssize_t x = 0; x < across; x++)
+            total += (double)by_column[x] * seen[x];
         offset = views->pivot[part] * (float)(total / (255.0 * size * size));
     }
     for (Py_ssize_t y = 0; y < size; y++) {
