@@ -16,7 +16,7 @@ from torch import nn
 from psm.allocator import keep_freed_memory
 from psm.faster import Faster, rectified
 from psm.networks import BasicBlock, encoder
-from turns import in_turns, keep, shown, spread
+from turns import beside_torch, keep
 
 LAYERS = (  # channels in and out, side of the maps, stride
     (32, 32, 16, 1),
@@ -73,12 +73,8 @@ def timed(network: nn.Module, inputs: torch.Tensor, mode: type) -> float:
 
 def compare(name: str, network: nn.Module, inputs: torch.Tensor, turns: int) -> dict:
     network, inputs = (x.to(memory_format=torch.channels_last) for x in (network, inputs))
-    modes = {"torch": nullcontext, "psm": Faster}
-    seconds = in_turns({way: lambda m=mode: timed(network, inputs, m) for way, mode in modes.items()}, turns)
-    ratio = spread([slow / fast for slow, fast in zip(seconds["torch"], seconds["psm"], strict=True)])
-    milliseconds = {way: 1e3 * spread(values)["median"] for way, values in seconds.items()}
-    print(f"{name:48} {milliseconds['torch']:>9.1f} {milliseconds['psm']:>9.1f}  {shown(ratio):>20}", flush=True)
-    return {"of": name, "ms": milliseconds, "times as fast": ratio}
+    ways = (lambda mode=mode: timed(network, inputs, mode) for mode in (nullcontext, Faster))
+    return beside_torch(name, *ways, turns)
 
 
 def main() -> None:
@@ -90,7 +86,7 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     keep_freed_memory()  # as `psm pretrain` does
     print(f"{options.batch} views, {options.threads} threads, torch {torch.__version__}")
-    print(f"{'':48} {'torch, ms':>9} {'psm, ms':>9}  {'times as fast':>20}")
+    print(f"{'':58} {'torch, ms':>9} {'psm, ms':>9}  {'times as fast':>20}")
     rows = []
     for inputs, outputs, size, stride in LAYERS:
         layer = nn.Conv2d(inputs, outputs, 3, stride, padding=1, bias=False)

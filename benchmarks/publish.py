@@ -142,12 +142,12 @@ def views_table() -> str:
     )
 
 
-def convolutions_table() -> str:
+def beside_torch_table(name: str, of: str, digits: int) -> str:
     return table(
-        ("forward and backward of", "torch, ms", "psm, ms", "times as fast"),
+        (of, "torch, ms", "psm, ms", "times as fast"),
         (
-            (row["of"], f"{row['ms']['torch']:.0f}", f"{row['ms']['psm']:.0f}", figure_of(row["times as fast"]))
-            for row in read("convolutions")
+            (row["of"], *(f"{row['ms'][way]:.{digits}f}" for way in ("torch", "psm")), figure_of(row["times as fast"]))
+            for row in read(name)
         ),
     )
 
@@ -251,7 +251,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "pipeline, AVX2": lambda: pipeline_table("pipeline-avx2"),
     "pipeline, AVX-512": lambda: pipeline_table("pipeline-avx512"),
     "profile": profile_table,
-    "convolutions": convolutions_table,
+    "convolutions": lambda: beside_torch_table("convolutions", "forward and backward of", 0),
+    "parts": lambda: beside_torch_table("parts", "", 1),
     "views": views_table,
     "mining": mining_table,
     "growth": growth_table,

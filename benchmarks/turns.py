@@ -70,6 +70,15 @@ def timed(work: Callable[[], object]) -> float:
     return time.perf_counter() - start
 
 
+def beside_torch(name: str, torchs: Callable[[], float], own: Callable[[], float], turns: int) -> dict:
+    """What something takes by torch's functions and by psm's own, seconds each, as a line and as a row of results."""
+    seconds = in_turns({"torch": torchs, "psm": own}, turns)
+    ratio = spread([slow / fast for slow, fast in zip(seconds["torch"], seconds["psm"], strict=True)])
+    milliseconds = {way: 1e3 * spread(values)["median"] for way, values in seconds.items()}
+    print(f"{name:58} {milliseconds['torch']:>9.2f} {milliseconds['psm']:>9.2f}  {shown(ratio):>20}", flush=True)
+    return {"of": name, "ms": milliseconds, "times as fast": ratio}
+
+
 def spread(values: list[float]) -> dict[str, float]:
     """Median, least and most."""
     return {"median": statistics.median(values), "least": min(values), "most": max(values)}

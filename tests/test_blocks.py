@@ -1,6 +1,6 @@
 """A residual block in one: equal to its layers, value, gradients and running moments; only where it applies."""
 
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from copy import deepcopy
 
 import pytest
@@ -9,28 +9,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from psm import blocks, networks, processor, tiles
+from machine import compiled, using
+from psm import blocks, networks, tiles
 from psm.distributed import JoinedBatchNorm
 from psm.faster import Faster, in_one
 
 FORMATS = (torch.contiguous_format, torch.channels_last)
-compiled = pytest.mark.skipif(processor.lanes() is None, reason="nothing is compiled for this processor")
 
 
 @pytest.fixture(autouse=True)
 def any_size(monkeypatch):
     """Few maps too, which are quicker to test."""
     monkeypatch.setattr(tiles, "LEAST_TILES", 1)
-
-
-@contextmanager
-def using(threads):
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def maps_of(*shape, layout=torch.channels_last):

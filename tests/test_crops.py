@@ -7,11 +7,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from machine import compiled, using
 from psm import crops, processor
 from psm.augment import LUMA, Views, colouring, crop_boxes
 from psm.config import ViewsConfig
 
-compiled = pytest.mark.skipif(processor.lanes() is None, reason="nothing is compiled for this processor")
 MEAN, STD = (0.5, 0.4, 0.3), (0.25, 0.2, 0.3)
 
 
@@ -51,13 +51,10 @@ def made(views, pictures, way=None, channels_last=False, draws=None):
 )
 def test_views_are_those_of_torch(count, height, width, size, later, crop, channels_last, threads):
     views = Views(ViewsConfig(size=size, crop=crop, **({"blur": 0.0} | later)), size, MEAN, STD)
-    pictures, before = pictures_of(count, height, width), torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
+    pictures = pictures_of(count, height, width)
+    with using(threads):
         assert crops.apply_to(pictures, size)
         found = made(views, pictures, channels_last=channels_last)
-    finally:
-        torch.set_num_threads(before)
     expected = made(views, pictures, False, channels_last)
     assert found.stride() == expected.stride()
     far = (found - expected).abs() >= 2e-4
@@ -107,13 +104,10 @@ def test_draws_that_pictures_share_and_boxes_that_are_none():
 def test_a_picture_s_view_does_not_depend_on_its_company_or_on_threads():
     """Bit for bit, whoever comes first: or processes that share a batch would not share its views."""
     views, pictures = Views(ViewsConfig(), 32, MEAN, STD), pictures_of(40, 32, 32)
-    draws, before, found = views.draw(40, torch.Generator().manual_seed(1)), torch.get_num_threads(), []
-    try:
-        for threads in (1, 2, 2, 3):
-            torch.set_num_threads(threads)
+    draws, found = views.draw(40, torch.Generator().manual_seed(1)), []
+    for threads in (1, 2, 2, 3):
+        with using(threads):
             found.append(made(views, pictures, draws=draws))
-    finally:
-        torch.set_num_threads(before)
     assert all(torch.equal(again, found[0]) for again in found[1:])
     assert torch.equal(made(views, pictures[7:19], draws=draws[7:19]), found[0][:, 7:19])
 

@@ -9,10 +9,9 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional
 
-from psm import faster, networks, norms, processor
+from machine import compiled, using
+from psm import faster, networks, norms
 from psm.distributed import JoinedBatchNorm
-
-compiled = pytest.mark.skipif(processor.lanes() is None, reason="nothing is compiled for this processor")
 
 
 @pytest.fixture(autouse=True)
@@ -115,13 +114,10 @@ def test_the_gradient_can_be_taken_twice():
 def test_it_is_the_same_each_time_and_for_any_number_of_threads():
     """Bit for bit: pieces are summed in their order, whoever comes first."""
     norm, maps = norm_of(32), maps_of(64, 32, 16, 16)
-    before, found = torch.get_num_threads(), []
-    try:
-        for threads in (1, 2, 2, 2, 3):
-            torch.set_num_threads(threads)
+    found = []
+    for threads in (1, 2, 2, 2, 3):
+        with using(threads):
             found.append(passes(deepcopy(norm), maps, None))
-    finally:
-        torch.set_num_threads(before)
     assert all(torch.equal(x, y) for again in found[1:] for x, y in zip(again, found[0], strict=True))
 
 

@@ -6,10 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn.functional import normalize
 
-from psm import processor, search
+from machine import compiled, using
+from psm import search
 from psm.bank import Bank
-
-compiled = pytest.mark.skipif(processor.lanes() is None, reason="nothing is compiled for this processor")
 
 
 @pytest.fixture(autouse=True)
@@ -48,14 +47,11 @@ def by_torch(monkeypatch, *given):
 def test_it_finds_the_largest(queries, rows, width, k, pictures, own, threads):
     vectors, held = unit(queries, width, seed=1), unit(rows, width)
     ids, whose = torch.arange(rows) % pictures, torch.arange(queries) % pictures
-    before, k = torch.get_num_threads(), min(k, rows // search.BLOCK // 2)
-    torch.set_num_threads(threads)
-    try:
+    k = min(k, rows // search.BLOCK // 2)
+    with using(threads):
         assert search.apply_to(vectors, held, k, ids, whose)
         memory = torch.full((search.held(vectors, held),), torch.nan)  # what was there before does not matter
         values, places = search.largest(vectors, held, k, ids, whose if own else None, memory)
-    finally:
-        torch.set_num_threads(before)
     exact = vectors.double() @ held.double().T
     if own:
         exact = exact.masked_fill(ids == whose[:, None], -torch.inf)
@@ -161,13 +157,9 @@ def test_slices_of_a_bank_join(monkeypatch):
 @compiled
 def test_it_is_the_same_each_time_and_for_any_number_of_threads():
     rows, vectors, found = unit(3000, 32), unit(64, 32, seed=1), []
-    before = torch.get_num_threads()
-    try:
-        for threads in (1, 2, 2, 3):
-            torch.set_num_threads(threads)
+    for threads in (1, 2, 2, 3):
+        with using(threads):
             found.append(bank_of(rows).nearest(vectors, 5))
-    finally:
-        torch.set_num_threads(before)
     assert all(torch.equal(x, y) for again in found[1:] for x, y in zip(again, found[0], strict=True))
 
 

@@ -5,7 +5,7 @@ import platform
 import re
 import shutil
 import sys
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from copy import deepcopy
 from pathlib import Path
 
@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from machine import compiled, using
 from psm import crops, networks, norms, processor, search, tiles
 from psm.faster import Faster
 
 FORMATS = (torch.contiguous_format, torch.channels_last)
-compiled = pytest.mark.skipif(processor.lanes() is None, reason="nothing is compiled for this processor")
 
 
 @pytest.mark.skipif(
@@ -37,16 +37,6 @@ def passes(maps, layer, mode=nullcontext):
         out = layer(maps)
     weights = torch.randn(out.shape, generator=torch.Generator().manual_seed(7)).to(out.dtype)
     return out.detach(), *torch.autograd.grad((out * weights).sum(), (maps, *layer.parameters()))
-
-
-@contextmanager
-def using(threads):
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 @compiled

@@ -2,8 +2,9 @@
 
 In torch they are matrix products over a whole picture for each of its few visible pixels, and go through memory a dozen
 times. Here a place of a view sees only the pixels that count, and a row is cropped, coloured, normalised and written at
-once; it is compiled (``processor``). ``augment`` has the equations, ``benchmarks/views.py`` measures the speed,
-``docs/speed.md`` has the figures.
+once; it is compiled (``processor``). ``augment`` has the equations. ``benchmarks/parts.py`` measures it beside torch's
+functions: 2.5 times as fast at 32 pixels and 4.3 at 64, 1.4 and 1.5 with a blur, which follows by torch (two cores,
+AVX2).
 """
 
 import math

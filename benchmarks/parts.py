@@ -1,0 +1,96 @@
+"""Parts of a step beside the networks that psm has its own way for, each beside torch's functions.
+
+    python benchmarks/parts.py [--threads 2] [--turns 15]
+
+The search in a bank and views are compiled (`psm.search`, `psm.crops`); MoCo v2's sum over a whole bank, with its
+gradient, is attention (`psm.objectives`).
+"""
+
+import argparse
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import ModuleType
+
+import torch
+from torch.nn.functional import normalize
+
+from psm import crops, objectives, search
+from psm.allocator import keep_freed_memory
+from psm.augment import Views
+from psm.bank import Bank
+from psm.config import ViewsConfig
+from turns import beside_torch, keep, timed
+
+WIDTH, REPEATS = 128, 5
+SEARCHES = ((256, 16384, 5), (256, 16384, 50), (64, 4096, 5), (32, 2048, 5))  # queries, rows, k
+VIEWS = ((256, 32, 0.0), (256, 32, 0.5), (256, 64, 0.0), (256, 64, 0.5), (32, 32, 0.0))  # pictures, pixels, blur
+SUMS = ((256, 16384), (64, 4096))  # queries, rows
+Case = tuple[str, ModuleType, str, Callable[[], object]]  # what it is, and the function that chooses psm's way
+
+
+def searches() -> Iterator[Case]:
+    for count, size, k in SEARCHES:
+        bank, queries, own = Bank(size, WIDTH), torch.randn(count, WIDTH), torch.arange(count)
+        bank.push(torch.randn(size, WIDTH), torch.arange(size) % (size // 2))
+        name = f"search of {k} for {count} queries in {size:,} rows"
+        yield name, search, "apply_to", lambda b=bank, q=queries, k=k, o=own: b.nearest(q, k, o)
+
+
+def views() -> Iterator[Case]:
+    for count, pixels, blur in VIEWS:
+        recipe = Views(ViewsConfig(blur=blur), pixels, (0.5,) * 3, (0.25,) * 3)
+        pictures = torch.randint(0, 256, (count, 3, pixels, pixels), dtype=torch.uint8)
+        draws = recipe.draw(count, torch.Generator().manual_seed(0))
+        name = f"two views of {count} pictures at {pixels} pixels{', blur' if blur else ''}"
+        yield name, crops, "apply_to", lambda r=recipe, p=pictures, d=draws: r.apply(p, d, channels_last=True)
+
+
+def sums() -> Iterator[Case]:
+    for count, size in SUMS:
+        queries = (normalize(torch.randn(count, WIDTH), dim=1) / 0.2).requires_grad_()
+        rows = normalize(torch.randn(size, WIDTH), dim=1)
+
+        def both_ways(queries: torch.Tensor = queries, rows: torch.Tensor = rows) -> None:
+            queries.grad = None
+            objectives.logsumexp_of_products(queries, rows).sum().backward()
+
+        yield f"sum over {size:,} rows for {count} queries", objectives, "by_attention", both_ways
+
+
+@contextmanager
+def by_torch(module: ModuleType, name: str) -> Iterator[None]:
+    own = getattr(module, name)
+    setattr(module, name, lambda *given: False)
+    try:
+        yield
+    finally:
+        setattr(module, name, own)
+
+
+def several(work: Callable[[], object]) -> float:
+    """Seconds of one out of several."""
+    return timed(lambda: [work() for _ in range(REPEATS)]) / REPEATS
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--threads", type=int, default=os.cpu_count())
+    parser.add_argument("--turns", type=int, default=15)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    keep_freed_memory()  # as `psm pretrain` does
+    print(f"{'':58} {'torch, ms':>9} {'psm, ms':>9}  {'times as fast':>20}")
+    rows = []
+    for name, module, choice, work in (*searches(), *views(), *sums()):
+
+        def plain(module: ModuleType = module, choice: str = choice, work: Callable = work) -> float:
+            with by_torch(module, choice):
+                return several(work)
+
+        rows.append(beside_torch(name, plain, lambda w=work: several(w), options.turns))
+    keep("parts", rows)
+
+
+if __name__ == "__main__":
+    main()
