@@ -3,8 +3,8 @@
 torch's product of a few hundred queries with many short rows leaves a third of the processor's speed unused (MKL with
 AVX2), and what comes of it is gone through again for its maxima and a query's own rows. Here rows are read as they lie,
 all of that happens while a product is in registers, and it is compiled (``processor``). The k largest of a query are in
-the k blocks of rows with the largest maxima. ``benchmarks/parts.py`` measures it beside torch's: 1.3 to 1.4 times as fast at
-256 queries and 16,384 rows, 1.2 times at the least for which it is taken (two cores, AVX2).
+the k blocks of rows with the largest maxima. ``benchmarks/parts.py`` measures it beside torch's: 1.3 to 1.4 times as
+fast at 256 queries and 16,384 rows, 1.2 times at the least for which it is taken (two cores, AVX2).
 """
 
 import torch
