@@ -2,8 +2,8 @@
 
     python benchmarks/parts.py [--threads 2] [--turns 15]
 
-The search in a bank and views are compiled (`psm.search`, `psm.crops`); MoCo v2's sum over a whole bank, with its
-gradient, is attention (`psm.objectives`).
+The search in a bank, MoCo v2's sum over a whole bank with its gradient (`psm.products`) and views (`psm.crops`) are
+compiled.
 """
 
 import argparse
@@ -15,7 +15,7 @@ from types import ModuleType
 import torch
 from torch.nn.functional import normalize
 
-from psm import crops, objectives, search
+from psm import crops, objectives, products
 from psm.allocator import keep_freed_memory
 from psm.augment import Views
 from psm.bank import Bank
@@ -25,7 +25,7 @@ from turns import beside_torch, keep, timed
 WIDTH, REPEATS = 128, 5
 SEARCHES = ((256, 16384, 5), (256, 16384, 50), (64, 4096, 5), (32, 2048, 5))  # queries, rows, k
 VIEWS = ((256, 32, 0.0), (256, 32, 0.5), (256, 64, 0.0), (256, 64, 0.5), (32, 32, 0.0))  # pictures, pixels, blur
-SUMS = ((256, 16384), (64, 4096))  # queries, rows
+SUMS = ((256, 16384), (64, 4096), (32, 2048))  # queries, rows
 Case = tuple[str, ModuleType, str, Callable[[], object]]  # what it is, and the function that chooses psm's way
 
 
@@ -34,7 +34,7 @@ def searches() -> Iterator[Case]:
         bank, queries, own = Bank(size, WIDTH), torch.randn(count, WIDTH), torch.arange(count)
         bank.push(torch.randn(size, WIDTH), torch.arange(size) % (size // 2))
         name = f"search of {k} for {count} queries in {size:,} rows"
-        yield name, search, "apply_to", lambda b=bank, q=queries, k=k, o=own: b.nearest(q, k, o)
+        yield name, products, "searchable", lambda b=bank, q=queries, k=k, o=own: b.nearest(q, k, o)
 
 
 def views() -> Iterator[Case]:
@@ -55,7 +55,7 @@ def sums() -> Iterator[Case]:
             queries.grad = None
             objectives.logsumexp_of_products(queries, rows).sum().backward()
 
-        yield f"sum over {size:,} rows for {count} queries", objectives, "by_attention", both_ways
+        yield f"sum over {size:,} rows for {count} queries", products, "summable", both_ways
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from torch.profiler import profile, record_function
 
 import mining
 import psm.crops
-import psm.search
+import psm.products
 import psm.topology
 import psm.training
 from turns import keep
@@ -59,7 +59,7 @@ def name_the_loss() -> None:
 
 def as_torch_has_it() -> None:
     psm.topology.faster = lambda device: nullcontext()
-    psm.search.apply_to = psm.crops.apply_to = lambda *given: False
+    psm.products.searchable = psm.products.summable = psm.crops.apply_to = lambda *given: False
     mining.keep_freed_memory = lambda: False
     mining.sgd = lambda learned, _: torch.optim.SGD(learned, 0.01, momentum=0.9, weight_decay=1e-3, foreach=True)
 

@@ -16,7 +16,7 @@ from psm.bank import Bank
 from psm.contrast import contrast
 from psm.methods import compose
 from psm.negatives import keep_probability, mine_negatives
-from psm.objectives import logsumexp_of_products, masked_logsumexp
+from psm.objectives import masked_logsumexp
 from psm.positives import soft_weights
 from psm.topology import Pair
 
@@ -288,49 +288,9 @@ def test_masked_logsumexp_of_nothing():
     result.sum().backward()
 
 
-@settings(deadline=None)
-@given(
-    count=st.integers(1, 70),
-    rows=st.integers(1, 1100),
-    width=st.sampled_from([1, 6, 128]),
-    temperature=st.sampled_from([1.0, 0.2, 0.01]),
-)
-def test_logsumexp_of_products_equals_that_of_the_matrix(count, rows, width, temperature):
-    draws = torch.Generator().manual_seed(count)
-    queries, rows = (normalize(torch.randn(n, width, generator=draws), dim=1) for n in (count, rows))
-    queries = (queries / temperature).requires_grad_()
-    found = logsumexp_of_products(queries, rows)
-    exact = torch.logsumexp(queries.double() @ rows.double().T, 1)
-    weights = torch.randn(count, generator=draws)
-    gradients = [torch.autograd.grad((x * weights.to(x.dtype)).sum(), queries)[0] for x in (found, exact)]
-    assert close(found, exact, 2e-6 / temperature)
-    assert close(*gradients, 2e-5 / temperature)
-
-
-def test_logsumexp_of_products_hides_no_damage_and_none_are_nothing():
-    queries, rows = torch.tensor([[1.0, torch.nan], [1.0, 2.0]], requires_grad=True), torch.eye(2)
-    assert logsumexp_of_products(queries, rows).isnan().tolist() == [True, False]
-    nothing = logsumexp_of_products(queries, rows[:0])
-    assert (nothing == -torch.inf).all()
-    nothing.sum().backward()
-    assert (queries.grad == 0).all()
-    assert logsumexp_of_products(queries[:0], rows).shape == (0,)
-    broken = rows.clone()
-    broken[1, 0] = torch.nan
-    assert logsumexp_of_products(queries[1:], broken).isnan().all()
-
-
-def test_logsumexp_of_products_takes_vectors_that_do_not_lie_in_a_row():
-    draws = torch.Generator().manual_seed(0)
-    queries, rows = (torch.randn(128, n, generator=draws).T for n in (40, 300))
-    torch.testing.assert_close(logsumexp_of_products(queries, rows), torch.logsumexp(queries @ rows.T, 1))
-    queries, rows = (torch.randn(n, 2, 64, generator=draws)[:, 0] for n in (40, 300))
-    torch.testing.assert_close(logsumexp_of_products(queries, rows), torch.logsumexp(queries @ rows.T, 1))
-
-
 @pytest.mark.parametrize("own", [True, False])
 def test_a_bank_without_mining_in_single_precision_equals_that_in_double(own):
-    """MoCo v2: all rows by attention, or, without a query's own, by the matrix."""
+    """MoCo v2: all rows in one, or, without a query's own, by the matrix."""
     *vectors, rows = (normalize(x, dim=1) for x in random_vectors(5, *[(40, 6)] * 4, (300, 6)))
     outcomes = []
     for dtype in (torch.float32, torch.float64):

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
-from psm import search
+from psm import products
 from psm.approximate import InvertedLists
 from psm.config import INDEXES
 
@@ -163,8 +163,8 @@ class Bank(nn.Module):
 
     def _largest(self, vectors: Tensor, rows: Tensor, k: int, ids: Tensor, own: Tensor | None) -> tuple[Tensor, Tensor]:
         """The k largest similarities (N, k) among these rows, and their places."""
-        if search.apply_to(vectors, rows, k, *(() if own is None else (ids, own))):
-            return search.largest(vectors, rows, k, ids, own, self._memory(search.held(vectors, rows), vectors))
+        if products.searchable(vectors, rows, k, *(() if own is None else (ids, own))):
+            return products.largest(vectors, rows, k, ids, own)
         count = len(vectors) * len(rows)
         similarity = self._memory(count, vectors)[:count].view(len(vectors), len(rows))
         torch.mm(vectors, rows.T, out=similarity)

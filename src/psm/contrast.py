@@ -5,11 +5,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from psm import masses
+from psm import masses, products
 from psm.bank import Bank
 from psm.methods import Composition
 from psm.negatives import Negatives, mine_negatives, mixed, of_other_images, of_the_bank
-from psm.objectives import by_attention, contrastive, logsumexp_of_products, regression, variance_covariance
+from psm.objectives import contrastive, logsumexp_of_products, regression, variance_covariance
 from psm.positives import Positives, key_alone, nearest, soft_neighbours
 from psm.slices import sum_over_anchors
 from psm.topology import Embeddings, Pair, pairs
@@ -157,7 +157,7 @@ def _term(
         return log_mass, kept, allowed
 
     if source == "bank":
-        bounded = plain_bank and by_attention(anchors, bank.filled[0])  # which holds no matrix of pairs
+        bounded = plain_bank and products.summable(anchors, bank.filled[0])  # which holds no matrix of pairs
         columns = 0 if bounded else bank.fill
     else:
         columns = candidates.shape[0] * candidates.shape[1]

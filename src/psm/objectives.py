@@ -5,6 +5,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import relu
 
+from psm import products
+
 
 def masked_logsumexp(values: Tensor, keep: Tensor | None = None) -> Tensor:
     """log of the sum of exp over the kept values of a row; -inf, with a zero gradient, where none is kept."""
@@ -38,31 +40,20 @@ class _MaskedLogSumExp(torch.autograd.Function):
 def logsumexp_of_products(queries: Tensor, rows: Tensor) -> Tensor:
     """log of the sum over rows (M, D), which are constants, of exp(q . r) for each of the queries (N, D).
 
-    The gradient is the mean of the rows under the softmax of these products. That is what attention to the rows is, and
-    torch's for CPUs never writes the products: with 16384 rows it is 1.3 times as fast as by their matrix
-    (``benchmarks/parts.py``), and memory does not grow with the bank. Elsewhere it is the matrix's.
+    The gradient is the mean of the rows under the softmax of these products. Where ``products`` are compiled, their
+    matrix is not written and memory does not grow with the bank.
     """
-    if by_attention(queries, rows):
+    if products.summable(queries, rows):
         return _LogSumExpOfProducts.apply(queries, rows)
     return masked_logsumexp(queries @ rows.to(queries.dtype).T)
-
-
-def by_attention(queries: Tensor, rows: Tensor) -> bool:
-    """Whether ``logsumexp_of_products`` goes without the matrix of products."""
-    single = queries.dtype == rows.dtype == torch.float32 and queries.device.type == "cpu"
-    return bool(_attention and single and len(queries) and len(rows))
-
-
-_attention = getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu", None)
 
 
 class _LogSumExpOfProducts(torch.autograd.Function):
     @staticmethod
     def forward(ctx, queries: Tensor, rows: Tensor) -> Tensor:
-        queries, rows = queries.contiguous(), rows.contiguous()
-        values, found = _attention(queries[None, None], rows[None, None], rows[None, None], scale=1.0)
-        ctx.save_for_backward(values[0, 0])
-        return found[0, 0] + 0 * (queries + values[0, 0]).sum(1)  # what is no number stays so; torch may drop it
+        found, mean = products.log_sum_exp(queries, rows)
+        ctx.save_for_backward(mean)
+        return found
 
     @staticmethod
     @once_differentiable

@@ -1,5 +1,5 @@
 /* What a step on an x86-64 CPU spends most of its time on beside matrix products. See tiles.py, norms.py,
-blocks.py, search.py and crops.py.
+blocks.py, products.py and crops.py.
 
 Addresses and sizes come from Python; nothing here knows torch. Threads are those of torch's OpenMP library. */
 
@@ -47,13 +47,22 @@ struct tiles {
     Py_ssize_t slots, together, block, gap; /* shares, maps and tiles at a time, floats between planes */
 };
 
-/* A search in a bank, as psm.search.Pass has it. */
+/* A search in a bank and a sum over one, as psm.products has them. */
+
+enum { TOGETHER = 96, QUERIES = 32 }; /* rows of a sum, and the most queries, at a time */
 
 struct search {
     const float *rows, *queries;
     const int *ids, *own;
-    float *similarity, *maxima;
-    Py_ssize_t count, inner, columns, block;
+    float *maxima, *values;
+    int *chosen, *places;
+    Py_ssize_t count, inner, columns, group, block, k;
+};
+
+struct sum {
+    const float *rows, *queries;
+    float *largest, *total, *mean;
+    Py_ssize_t count, inner, columns, group;
 };
 
 /* Views of pictures, as psm.crops.Pass has it. */
@@ -73,7 +82,7 @@ struct views {
 VECTORS
 #include "norms.h"
 #include "tiles.h"
-#include "search.h"
+#include "products.h"
 #include "views.h"
 #undef LANES
 #undef TARGET
@@ -85,7 +94,7 @@ VECTORS
 VECTORS
 #include "norms.h"
 #include "tiles.h"
-#include "search.h"
+#include "products.h"
 #include "views.h"
 
 /* Threads. Parts are handed out one at a time. */
@@ -132,8 +141,17 @@ static const char *wrong_norm(const struct norm *norm, int lanes)
 
 static const char *wrong_search(const struct search *search, int lanes)
 {
-    if (search->columns % (2 * lanes) || search->block < 1)
+    if (search->columns % (2 * lanes) || search->group % (2 * lanes) || search->group < 1 || search->block < 1)
         return "queries go in pairs of vectors, rows in blocks";
+    return NULL;
+}
+
+static const char *wrong_sum(const struct sum *sum, int lanes)
+{
+    if (sum->columns % (2 * lanes) || sum->group % (2 * lanes) || sum->group < 1 || sum->group > QUERIES)
+        return "queries go in pairs of vectors, 32 at a time at most";
+    if (sum->inner % (2 * lanes))
+        return "rows go in pairs of vectors";
     return NULL;
 }
 
@@ -191,14 +209,15 @@ PASS(sums_of_gradient, norm, PIECES)
 PASS(settle_gradient, norm, given->columns / CHANNELS)
 PASS(gradient_of_x, norm, PIECES)
 PASS(views, views, given->all)
-PASS(search, search, (given->count + given->block - 1) / given->block)
+PASS(search, search, (given->columns + given->group - 1) / given->group)
+PASS(sum, sum, (given->columns + given->group - 1) / given->group)
 
 #define ENTRY(name) {#name, call_##name, METH_VARARGS, NULL}
 
 static PyMethodDef functions[] = {
     ENTRY(convolve),  ENTRY(convolve_back),    ENTRY(moments),         ENTRY(settle),
     ENTRY(normalise), ENTRY(sums_of_gradient), ENTRY(settle_gradient), ENTRY(gradient_of_x),
-    ENTRY(search),    ENTRY(views),
+    ENTRY(search),    ENTRY(sum),              ENTRY(views),
     {NULL, NULL, 0, NULL},
 };
 

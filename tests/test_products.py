@@ -1,4 +1,4 @@
-"""The compiled search: exactly the k largest, as torch would find them, and taken only where it applies."""
+"""Products with a bank, compiled: the k largest and the sum of exponentials as torch finds them, where that applies."""
 
 import pytest
 import torch
@@ -7,14 +7,15 @@ from hypothesis import strategies as st
 from torch.nn.functional import normalize
 
 from machine import compiled, using
-from psm import search
+from psm import processor, products
 from psm.bank import Bank
+from psm.objectives import logsumexp_of_products
 
 
 @pytest.fixture(autouse=True)
 def any_size(monkeypatch):
     """Few rows too, which are quicker to test."""
-    monkeypatch.setattr(search, "LEAST", 0)
+    monkeypatch.setattr(products, "LEAST", 0)
 
 
 def unit(*shape, seed=0):
@@ -29,7 +30,7 @@ def bank_of(rows, ids=None):
 
 def by_torch(monkeypatch, *given):
     with monkeypatch.context() as changed:
-        changed.setattr(search, "apply_to", lambda *given: False)
+        changed.setattr(products, "searchable", lambda *given: False)
         return bank_of(*given[0]).nearest(*given[1:])
 
 
@@ -37,7 +38,7 @@ def by_torch(monkeypatch, *given):
 @settings(deadline=None)
 @given(
     queries=st.integers(32, 70),
-    rows=st.integers(2 * search.BLOCK, 900),
+    rows=st.integers(32 * products.BLOCK, 1600),
     width=st.sampled_from([1, 6, 128]),
     k=st.integers(1, 4),
     pictures=st.integers(2, 300),
@@ -47,11 +48,10 @@ def by_torch(monkeypatch, *given):
 def test_it_finds_the_largest(queries, rows, width, k, pictures, own, threads):
     vectors, held = unit(queries, width, seed=1), unit(rows, width)
     ids, whose = torch.arange(rows) % pictures, torch.arange(queries) % pictures
-    k = min(k, rows // search.BLOCK // 2)
+    k = min(k, rows // products.BLOCK // 2 // processor.lanes())
     with using(threads):
-        assert search.apply_to(vectors, held, k, ids, whose)
-        memory = torch.full((search.held(vectors, held),), torch.nan)  # what was there before does not matter
-        values, places = search.largest(vectors, held, k, ids, whose if own else None, memory)
+        assert products.searchable(vectors, held, k, ids, whose)
+        values, places = products.largest(vectors, held, k, ids, whose if own else None)
     exact = vectors.double() @ held.double().T
     if own:
         exact = exact.masked_fill(ids == whose[:, None], -torch.inf)
@@ -113,7 +113,7 @@ def test_the_default_device_does_not_matter():
     bank, vectors = bank_of(unit(3000, 32)), unit(40, 32, seed=1)
     expected = bank.nearest(vectors, 3).ids
     with torch.device("meta"):
-        places = search.largest(vectors, bank.rows, 3, None, None, bank._similarity)[1]
+        places = products.largest(vectors, bank.rows, 3, None, None)[1]
     assert torch.equal(bank.ids[places], expected)
 
 
@@ -130,17 +130,15 @@ def test_what_does_not_fit_is_refused(count):
 
 
 @compiled
-def test_a_bank_takes_it_at_the_paper_s_size_and_within_its_memory(monkeypatch):
-    import psm.bank
-
+def test_a_bank_takes_it_at_the_paper_s_size_and_holds_no_matrix(monkeypatch):
     monkeypatch.undo()  # the real least
-    taken, whole = [], search.largest
-    monkeypatch.setattr(search, "largest", lambda *given: taken.append(len(given[1])) or whole(*given))
+    taken, whole = [], products.largest
+    monkeypatch.setattr(products, "largest", lambda *given: taken.append(len(given[1])) or whole(*given))
     bank = bank_of(unit(16384, 128))
     for count in (256, 1):
         bank.nearest(unit(count, 128, seed=1), 5)
     assert taken == [16384]  # not for a single query, which would leave most of a vector unused
-    assert bank._similarity.numel() <= 1.01 * psm.bank.SEARCH_ELEMENTS
+    assert bank._similarity.numel() <= 16384  # no matrix for the first
 
 
 @compiled
@@ -166,18 +164,103 @@ def test_it_is_the_same_each_time_and_for_any_number_of_threads():
 @compiled
 def test_it_applies_where_it_can_read_and_helps(monkeypatch):
     vectors, rows, ids = unit(64, 32), unit(3000, 32), torch.arange(64)
-    assert search.apply_to(vectors, rows, 5, ids)
-    assert not search.apply_to(vectors.double(), rows.double(), 5)
-    assert not search.apply_to(vectors[:, ::2], rows[:, ::2], 5)
-    assert not search.apply_to(vectors[:8], rows, 5)
-    assert not search.apply_to(vectors, rows, 16)  # most blocks
-    assert not search.apply_to(vectors, rows, 5, ids + 2**31)  # wider than what is compared
-    assert not search.apply_to(vectors, rows, 5, ids - 2**32)
-    monkeypatch.setattr(search, "LEAST", 2**20)
-    assert not search.apply_to(vectors, rows, 5)
+    assert products.searchable(vectors, rows, 5, ids)
+    assert not products.searchable(vectors.double(), rows.double(), 5)
+    assert not products.searchable(vectors[:, ::2], rows[:, ::2], 5)
+    assert not products.searchable(vectors[:8], rows, 5)
+    assert not products.searchable(vectors, rows, 16)  # many blocks
+    assert not products.searchable(vectors, rows, 0)
+    assert not products.searchable(vectors, rows, 5, ids + 2**31)  # wider than what is compared
+    assert not products.searchable(vectors, rows, 5, ids - 2**32)
+    monkeypatch.setattr(products, "LEAST", 2**20)
+    assert not products.searchable(vectors, rows, 5)
 
 
 def test_wide_ids_are_told_apart():
     rows = unit(3000, 32)
     ids = torch.arange(3000) * 2**32 + 7
     assert bank_of(rows, ids).nearest(rows[:64], 1, ids[:64] + 2**32).ids[:, 0].tolist() == ids[:64].tolist()
+
+
+@settings(deadline=None)
+@given(
+    count=st.integers(1, 100),
+    rows=st.integers(1, 1100),
+    width=st.sampled_from([1, 6, 32, 128]),
+    temperature=st.sampled_from([1.0, 0.2, 0.01]),
+    threads=st.integers(1, 3),
+)
+def test_the_sum_of_exponentials_and_its_gradient_equal_those_of_the_matrix(count, rows, width, temperature, threads):
+    queries, rows = (unit(count, width, seed=1) / temperature).requires_grad_(), unit(rows, width)
+    with using(threads):
+        found = logsumexp_of_products(queries, rows)
+    exact = torch.logsumexp(queries.double() @ rows.double().T, 1)
+    weights = torch.randn(count, generator=torch.Generator().manual_seed(2))
+    gradients = [torch.autograd.grad((x * weights.to(x.dtype)).sum(), queries)[0] for x in (found, exact)]
+    torch.testing.assert_close(found.double(), exact, atol=2e-6 / temperature, rtol=0)
+    torch.testing.assert_close(*gradients, atol=1e-6 + 1e-6 / temperature, rtol=0)
+
+
+@compiled
+def test_a_sum_over_many_rows_loses_nothing():
+    queries, rows = unit(64, 128, seed=1) / 0.2, unit(50_000, 128)
+    found, mean = products.log_sum_exp(queries, rows)
+    exact = queries.double() @ rows.double().T
+    torch.testing.assert_close(found.double(), exact.logsumexp(1), atol=2e-6, rtol=0)
+    torch.testing.assert_close(mean.double(), exact.softmax(1) @ rows.double(), atol=1e-7, rtol=0)
+
+
+@compiled
+@pytest.mark.parametrize("largest", ["first", "last"])
+def test_a_sum_of_far_apart_exponentials(largest):
+    """Far beyond what a float can hold, whichever comes first."""
+    rows = unit(1000, 32)
+    queries = 500 * rows[: 1 if largest == "first" else None][-1:].expand(64, -1)
+    found, mean = products.log_sum_exp(queries, rows)
+    torch.testing.assert_close(found, torch.full((64,), 500.0))
+    torch.testing.assert_close(mean, queries / 500)
+
+
+@pytest.mark.parametrize("rows", [40, 3000])
+def test_a_sum_hides_no_damage_and_none_are_nothing(rows):
+    queries, rows = unit(40, 32, seed=1), unit(rows, 32)
+    queries[3, 5] = torch.nan
+    queries.requires_grad_()
+    assert logsumexp_of_products(queries, rows).isnan().nonzero().tolist() == [[3]]
+    nothing = logsumexp_of_products(queries, rows[:0])
+    assert (nothing == -torch.inf).all()
+    nothing.sum().backward()
+    assert (queries.grad == 0).all()
+    assert logsumexp_of_products(queries[:0], rows).shape == (0,)
+    rows[7, 3] = torch.nan
+    assert logsumexp_of_products(queries, rows).isnan().all()
+
+
+def test_a_sum_takes_vectors_that_do_not_lie_in_a_row():
+    draws = torch.Generator().manual_seed(0)
+    queries, rows = (torch.randn(128, n, generator=draws).T for n in (40, 300))
+    torch.testing.assert_close(logsumexp_of_products(queries, rows), torch.logsumexp(queries @ rows.T, 1))
+    queries, rows = (torch.randn(n, 2, 64, generator=draws)[:, 0] for n in (40, 300))
+    torch.testing.assert_close(logsumexp_of_products(queries, rows), torch.logsumexp(queries @ rows.T, 1))
+    torch.testing.assert_close(logsumexp_of_products(queries, rows.contiguous()), torch.logsumexp(queries @ rows.T, 1))
+
+
+@compiled
+def test_a_sum_is_taken_where_it_can_be_read_and_helps(monkeypatch):
+    queries, rows = unit(64, 32), unit(3000, 32)
+    assert products.summable(queries, rows)
+    assert not products.summable(queries.double(), rows.double())
+    assert not products.summable(queries.bfloat16(), rows)
+    assert not products.summable(queries[:, :20], rows[:, :20].contiguous())  # not in whole vectors
+    assert not products.summable(queries[:8], rows)
+    monkeypatch.setattr(products, "LEAST", 2**20)
+    assert not products.summable(queries, rows)
+
+
+@compiled
+def test_a_sum_is_the_same_for_any_number_of_threads():
+    queries, rows, found = unit(100, 32) / 0.2, unit(3000, 32), []
+    for threads in (1, 2, 3):
+        with using(threads):
+            found.append(products.log_sum_exp(queries, rows))
+    assert all(torch.equal(x, y) for again in found[1:] for x, y in zip(again, found[0], strict=True))
