@@ -15,7 +15,7 @@ from torch.nn.functional import pad
 from psm.processor import call, in_memory, lanes, room, structure
 
 BLOCK = 12  # rows that have one maximum
-GROUP = 32  # the most queries that rows pass by at a time
+GROUP = 128  # the most queries that rows pass by at a time: fewer read a bank more often
 LEAST = 2**16  # products; below, calls weigh as much
 
 Search = structure("Search", "rows queries ids own maxima values chosen places", "count inner columns group block k")

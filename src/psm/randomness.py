@@ -14,3 +14,14 @@ def derived_seed(seed: int, purpose: str, *place: int) -> int:
 def generator(seed: int, purpose: str, *place: int, device: torch.device | str = "cpu") -> torch.Generator:
     """A fresh generator for one purpose at one place, for example ``generator(seed, "views", step)``."""
     return torch.Generator(device).manual_seed(derived_seed(seed, purpose, *place))
+
+
+def seed_networks(seed: int, device: torch.device) -> None:
+    """Seed torch's own generators, of the CPU and of this device, which networks draw from.
+
+    ``torch.manual_seed`` does that for all kinds of devices, and for each that is not there notes where it was asked
+    to: a millisecond every time.
+    """
+    torch.default_generator.manual_seed(seed)
+    if device.type not in ("cpu", "meta"):
+        torch.get_device_module(device).manual_seed(seed)

@@ -22,7 +22,7 @@ from psm.methods import Composition
 from psm.optimiser import settle, sgd
 from psm.purity import NAMES as PURITY
 from psm.purity import purity
-from psm.randomness import derived_seed, generator
+from psm.randomness import derived_seed, generator, seed_networks
 from psm.schedule import learning_rate
 from psm.topology import Embeddings, Topology
 
@@ -181,7 +181,7 @@ class Pretraining(lightning.LightningModule):
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         # Networks with draws of their own (dropout, stochastic depth) take them from torch's global generator.
-        torch.manual_seed(derived_seed(self.config.seed, "networks", batch.step, self.trainer.global_rank))
+        seed_networks(derived_seed(self.config.seed, "networks", batch.step, self.trainer.global_rank), self.device)
         draws = generator(self.config.seed, "negatives", batch.step, device=self.device)
         loss, facts, self.latest = step_loss(
             self.networks, self.two_views(batch), batch.ids, self.composition, self.bank, draws, self.config.chunk_size

@@ -49,7 +49,7 @@ struct tiles {
 
 /* A search in a bank and a sum over one, as psm.products has them. */
 
-enum { TOGETHER = 96, QUERIES = 32 }; /* rows of a sum, and the most queries, at a time */
+enum { TOGETHER = 96, QUERIES = 128 }; /* rows of a sum, and the most queries, at a time */
 
 struct search {
     const float *rows, *queries;
@@ -149,7 +149,7 @@ static const char *wrong_search(const struct search *search, int lanes)
 static const char *wrong_sum(const struct sum *sum, int lanes)
 {
     if (sum->columns % (2 * lanes) || sum->group % (2 * lanes) || sum->group < 1 || sum->group > QUERIES)
-        return "queries go in pairs of vectors, 32 at a time at most";
+        return "queries go in pairs of vectors, 128 at a time at most";
     if (sum->inner % (2 * lanes))
         return "rows go in pairs of vectors";
     return NULL;

@@ -1,5 +1,5 @@
-/* Products of queries with all rows of a bank, of which only what is wanted is kept. A part is a group of queries, which
-lie in pairs of vectors; rows pass by in blocks.
+/* Products of queries with all rows of a bank, of which only what is wanted is kept. A part is a group of queries,
+which lie in pairs of vectors; rows pass by in blocks.
 
 Rows and vectors at a time are those of the products in tiles.h. */
 
@@ -17,6 +17,16 @@ LINE NAME(dots)(const float *rows, const float *queries, Py_ssize_t inner, int c
     }
 }
 
+/* Has floats that come later brought nearer, with each pair of several queries a share of them: a step leaves none of
+   a bank in the cache. Those past the last row are not read. */
+LINE NAME(expect)(const float *later, Py_ssize_t floats, Py_ssize_t query, Py_ssize_t queries)
+{
+    enum { LINE_OF_CACHE = 16 };
+    for (Py_ssize_t k = query / NAME(PAIR) * LINE_OF_CACHE; k < floats; k += queries / NAME(PAIR) * LINE_OF_CACHE)
+        __builtin_prefetch(later + k, 0, 2);
+}
+
+#define LESSER(one, other) ((one) < (other) ? (one) : (other))
 #define EITHER(condition, one, other) ((vector)(((condition) & (bits)(one)) | (~(condition) & (bits)(other))))
 #define LARGER(one, other) EITHER(((one) > (other)) | ((one) != (one)), one, other) /* what is no number stays so */
 
@@ -87,13 +97,15 @@ TARGET static void NAME(search)(const void *given, Py_ssize_t part)
     const struct search own = *(const struct search *)given, *const search = &own;
     const Py_ssize_t first = part * search->group, k = search->k, size = search->block;
     const Py_ssize_t blocks = (search->count + size - 1) / size;
-    const Py_ssize_t last = first + search->group < search->columns ? first + search->group : search->columns;
+    const Py_ssize_t last = LESSER(first + search->group, search->columns);
     float *const maxima = search->maxima + first * blocks;
     for (Py_ssize_t block = 0; block < blocks; block++)
         for (Py_ssize_t column = first; column < last; column += NAME(PAIR)) {
-            const Py_ssize_t start = block * size, end = start + size < search->count ? start + size : search->count;
+            const Py_ssize_t start = block * size, end = LESSER(start + size, search->count);
             float *const at = maxima + block * (last - first) + column - first;
             vector largest[2] = {VECTOR(-INFINITY), VECTOR(-INFINITY)};
+            NAME(expect)(search->rows + (start + 4 * size) * search->inner, size * search->inner, column - first,
+                         last - first);
 #define COMPARE(rows) NAME(compare)(search, row, rows, column, largest)
             FOR_ROWS(start, end, COMPARE)
             STORE(at, largest[0]);
@@ -110,7 +122,7 @@ TARGET static void NAME(search)(const void *given, Py_ssize_t part)
             there++;
         NAME(clear)(k, values, search->places + query * k);
         for (Py_ssize_t i = 0; i < there; i++) {
-            const Py_ssize_t start = chosen[i] * size, end = start + size < search->count ? start + size : search->count;
+            const Py_ssize_t start = chosen[i] * size, end = LESSER(start + size, search->count);
 #define CONSIDER(rows) NAME(consider)(search, row, rows, query)
             FOR_ROWS(start, end, CONSIDER)
         }
@@ -184,7 +196,7 @@ TARGET static void NAME(sum)(const void *given, Py_ssize_t part)
 {
     const struct sum own = *(const struct sum *)given, *const sum = &own;
     const Py_ssize_t inner = sum->inner, first = part * sum->group;
-    const Py_ssize_t queries = sum->columns - first < sum->group ? sum->columns - first : sum->group;
+    const Py_ssize_t queries = LESSER(sum->group, sum->columns - first);
     float products[TOGETHER * QUERIES];
     memset(sum->mean + first * inner, 0, queries * inner * sizeof(float));
     for (Py_ssize_t query = first; query < first + queries; query++) {
@@ -192,10 +204,11 @@ TARGET static void NAME(sum)(const void *given, Py_ssize_t part)
         sum->total[query] = 0;
     }
     for (Py_ssize_t start = 0; start < sum->count; start += TOGETHER) {
-        const Py_ssize_t rows = sum->count - start < TOGETHER ? sum->count - start : TOGETHER;
+        const Py_ssize_t rows = LESSER(TOGETHER, sum->count - start);
         const float *const block = sum->rows + start * inner;
         for (Py_ssize_t column = 0; column < queries; column += NAME(PAIR)) {
             vector sums[NAME(ROWS)][2];
+            NAME(expect)(block + TOGETHER * inner, TOGETHER * inner, column, queries);
 #define KEEP(count)                                                                                          \
     NAME(dots)(block + row * inner, sum->queries + (first + column) * inner, inner, count, sums);            \
     for (int r = 0; r < count; r++)                                                                          \
@@ -207,7 +220,7 @@ TARGET static void NAME(sum)(const void *given, Py_ssize_t part)
             NAME(weigh)(sum, products + query, rows, first + query);
         for (Py_ssize_t query = 0, some; query < queries; query += some) {
             float *const mean = sum->mean + (first + query) * inner;
-            some = (queries - query) % NAME(ROWS) ? NAME(TAPS) : NAME(ROWS); /* as a pair of vectors divides into both */
+            some = (queries - query) % NAME(ROWS) ? NAME(TAPS) : NAME(ROWS); /* pairs of vectors divide into these */
             for (Py_ssize_t k = 0; k < inner; k += NAME(PAIR))
                 if (some == NAME(ROWS))
                     NAME(gather)(products + query, block + k, mean + k, rows, inner, NAME(ROWS));
