@@ -19,7 +19,7 @@ GROUP = 128  # the most queries that rows pass by at a time: fewer read a bank m
 LEAST = 2**16  # products; below, calls weigh as much
 
 Search = structure("Search", "rows queries ids own maxima values chosen places", "count inner columns group block k")
-Sum = structure("Sum", "rows queries largest total mean", "count inner columns group")
+Sum = structure("Sum", "rows queries level total mean", "count inner columns group")
 
 
 def searchable(queries: Tensor, rows: Tensor, k: int, *ids: Tensor) -> bool:
@@ -56,10 +56,10 @@ def log_sum_exp(queries: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
     """log of the sum over rows (M, D) of exp(q . r) for queries (N, D); its gradient, the rows' mean under softmax."""
     count = len(queries)
     given = _given(queries, rows)
-    largest, total = room(2, given["columns"])
+    level, total = room(2, given["columns"])
     mean = room(given["columns"], rows.shape[1])
-    call("sum", Sum, largest=largest, total=total, mean=mean, **given)
-    return (largest + total.log())[:count], mean[:count].div_(total[:count, None])
+    call("sum", Sum, level=level, total=total, mean=mean, **given)
+    return (level + total.log())[:count], mean[:count].div_(total[:count, None])
 
 
 def _apply_to(queries: Tensor, rows: Tensor) -> bool:

@@ -61,7 +61,7 @@ struct search {
 
 struct sum {
     const float *rows, *queries;
-    float *largest, *total, *mean;
+    float *level, *total, *mean;
     Py_ssize_t count, inner, columns, group;
 };
 

@@ -129,9 +129,10 @@ TARGET static void NAME(search)(const void *given, Py_ssize_t part)
     }
 }
 
-/* The sum of exp over all rows, and the sum of rows with these weights; both over exp of the largest product. */
+/* The sum of exp over all rows, and the sum of rows with these weights; both over exp of a query's level, which is near
+   the largest product so far. */
 
-/* exp of what is not above zero, to two units in the last place: 2^n by its bits, the rest by a polynomial. */
+/* exp of what is below 88, to two units in the last place: 2^n by its bits, the rest by a polynomial. */
 LINE NAME(exponential)(vector x, vector *result)
 {
     const float whole = 12582912.f; /* to which a float adds whole numbers only, in its last bits */
@@ -139,40 +140,65 @@ LINE NAME(exponential)(vector x, vector *result)
     const vector shifted = x * 1.44269504f + whole, n = shifted - whole;
     x -= n * .693359375f; /* n log 2 in two steps */
     x += n * 2.12194440e-4f;
-    vector y = VECTOR(1.9875691500e-4f);
-    y = y * x + 1.3981999507e-3f;
-    y = y * x + 8.3334519073e-3f;
-    y = y * x + 4.1665795894e-2f;
-    y = y * x + 1.6666665459e-1f;
-    y = y * x + 5.0000001201e-1f;
-    y = y * (x * x) + x + 1.f;
+    const vector square = x * x, low = x * 1.6666665459e-1f + 5.0000001201e-1f;
+    const vector middle = x * 8.3334519073e-3f + 4.1665795894e-2f, high = x * 1.9875691500e-4f + 1.3981999507e-3f;
+    const vector y = ((high * square + middle) * square + low) * square + (x + 1.f);
     *result = (vector)((bits)y + ((bits)shifted << 23));
 }
 
-/* Of a block of rows and LANES queries: products become exp of their distance to the largest so far. */
-LINE NAME(weigh)(const struct sum *sum, float *products, Py_ssize_t rows, Py_ssize_t query)
+/* The level of LANES queries rises to the largest product, if that is above it. */
+LINE NAME(rise)(const struct sum *sum, Py_ssize_t query, vector largest)
 {
-    float *const at = sum->largest + query, *const total = sum->total + query;
-    const vector before = LOAD(at);
-    vector largest = before, scale, added = {0};
-    for (Py_ssize_t r = 0; r < rows; r++) {
-        const vector value = LOAD(products + r * QUERIES);
-        largest = LARGER(value, largest);
-    }
-    NAME(exponential)(before - largest, &scale);
-    for (Py_ssize_t r = 0; r < rows; r++) {
-        vector weight;
-        NAME(exponential)(LOAD(products + r * QUERIES) - largest, &weight);
-        STORE(products + r * QUERIES, weight);
-        added += weight;
-    }
-    STORE(at, largest);
-    STORE(total, LOAD(total) * scale + added);
+    float *const level = sum->level + query, *const total = sum->total + query;
+    vector scale;
+    largest = LARGER(largest, LOAD(level));
+    NAME(exponential)(LOAD(level) - largest, &scale);
+    STORE(level, largest);
+    STORE(total, LOAD(total) * scale);
     for (int lane = 0; lane < LANES; lane++)
-        for (Py_ssize_t k = 0; scale[lane] != 1 && k < sum->inner; k += LANES) {
+        for (Py_ssize_t k = 0; k < sum->inner; k += LANES) {
             float *const mean = sum->mean + (query + lane) * sum->inner + k;
             STORE(mean, LOAD(mean) * scale[lane]);
         }
+}
+
+/* Whether a pair of largest products is anywhere too far above its levels for what exp of it would leave of others. */
+LINE NAME(above)(const vector *largest, const float *level, int *result)
+{
+    *result = 0;
+    for (int v = 0; v < 2; v++) {
+        const bits within = largest[v] <= LOAD(level + v * LANES) + 16;
+        for (int lane = 0; lane < LANES; lane++)
+            *result |= !within[lane];
+    }
+}
+
+/* Weights of a block of rows for a pair of vectors of queries: exp of their products. */
+LINE NAME(weigh)(const struct sum *sum, const float *block, Py_ssize_t rows, Py_ssize_t query, float *weights)
+{
+    const Py_ssize_t inner = sum->inner;
+    for (int again = 1, above; again; again = again == 1 && above ? 2 : 0) {
+        const vector level[2] = {LOAD(sum->level + query), LOAD(sum->level + query + LANES)};
+        vector largest[2] = {VECTOR(-INFINITY), VECTOR(-INFINITY)}, added[2] = {0}, sums[NAME(ROWS)][2];
+#define WEIGH(count)                                                                                         \
+    NAME(dots)(block + row * inner, sum->queries + query * inner, inner, count, sums);                       \
+    for (int r = 0; r < count; r++)                                                                          \
+        for (int v = 0; v < 2; v++) {                                                                        \
+            largest[v] = LARGER(sums[r][v], largest[v]);                                                     \
+            NAME(exponential)(sums[r][v] - level[v], &sums[r][v]);                                           \
+            added[v] += sums[r][v];                                                                          \
+            STORE(weights + (row + r) * QUERIES + v * LANES, sums[r][v]);                                    \
+        }
+        FOR_ROWS(0, rows, WEIGH)
+        NAME(above)(largest, sum->level + query, &above);
+        for (int v = 0; v < 2; v++) {
+            float *const total = sum->total + query + v * LANES;
+            if (again == 1 && above)
+                NAME(rise)(sum, query + v * LANES, largest[v]);
+            else
+                STORE(total, LOAD(total) + added[v]);
+        }
+    }
 }
 
 /* What some queries see of a block of rows, a pair of vectors of it. */
@@ -195,37 +221,28 @@ LINE NAME(gather)(const float *weights, const float *rows, float *mean, Py_ssize
 TARGET static void NAME(sum)(const void *given, Py_ssize_t part)
 {
     const struct sum own = *(const struct sum *)given, *const sum = &own;
-    const Py_ssize_t inner = sum->inner, first = part * sum->group;
-    const Py_ssize_t queries = LESSER(sum->group, sum->columns - first);
-    float products[TOGETHER * QUERIES];
+    const Py_ssize_t inner = sum->inner, first = part * sum->group, queries = LESSER(sum->group, sum->columns - first);
+    float weights[TOGETHER * QUERIES];
     memset(sum->mean + first * inner, 0, queries * inner * sizeof(float));
     for (Py_ssize_t query = first; query < first + queries; query++) {
-        sum->largest[query] = -INFINITY;
+        sum->level[query] = -INFINITY;
         sum->total[query] = 0;
     }
     for (Py_ssize_t start = 0; start < sum->count; start += TOGETHER) {
         const Py_ssize_t rows = LESSER(TOGETHER, sum->count - start);
         const float *const block = sum->rows + start * inner;
-        for (Py_ssize_t column = 0; column < queries; column += NAME(PAIR)) {
-            vector sums[NAME(ROWS)][2];
-            NAME(expect)(block + TOGETHER * inner, TOGETHER * inner, column, queries);
-#define KEEP(count)                                                                                          \
-    NAME(dots)(block + row * inner, sum->queries + (first + column) * inner, inner, count, sums);            \
-    for (int r = 0; r < count; r++)                                                                          \
-        for (int v = 0; v < 2; v++)                                                                          \
-            STORE(products + (row + r) * QUERIES + column + v * LANES, sums[r][v])
-            FOR_ROWS(0, rows, KEEP)
+        for (Py_ssize_t query = 0; query < queries; query += NAME(PAIR)) {
+            NAME(expect)(block + TOGETHER * inner, TOGETHER * inner, query, queries);
+            NAME(weigh)(sum, block, rows, first + query, weights + query);
         }
-        for (Py_ssize_t query = 0; query < queries; query += LANES)
-            NAME(weigh)(sum, products + query, rows, first + query);
         for (Py_ssize_t query = 0, some; query < queries; query += some) {
             float *const mean = sum->mean + (first + query) * inner;
             some = (queries - query) % NAME(ROWS) ? NAME(TAPS) : NAME(ROWS); /* pairs of vectors divide into these */
             for (Py_ssize_t k = 0; k < inner; k += NAME(PAIR))
                 if (some == NAME(ROWS))
-                    NAME(gather)(products + query, block + k, mean + k, rows, inner, NAME(ROWS));
+                    NAME(gather)(weights + query, block + k, mean + k, rows, inner, NAME(ROWS));
                 else
-                    NAME(gather)(products + query, block + k, mean + k, rows, inner, NAME(TAPS));
+                    NAME(gather)(weights + query, block + k, mean + k, rows, inner, NAME(TAPS));
         }
     }
 }
