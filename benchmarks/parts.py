@@ -23,7 +23,7 @@ from psm.config import ViewsConfig
 from turns import beside_torch, keep, timed
 
 WIDTH, REPEATS = 128, 5
-SEARCHES = ((256, 16384, 5), (256, 16384, 50), (64, 4096, 5), (32, 2048, 5))  # queries, rows, k
+SEARCHES = ((256, 16384, 5), (256, 16384, 40), (64, 4096, 5), (32, 2048, 5))  # queries, rows, k
 VIEWS = ((256, 32, 0.0), (256, 32, 0.5), (256, 64, 0.0), (256, 64, 0.5), (32, 32, 0.0))  # pictures, pixels, blur
 SUMS = ((256, 16384), (64, 4096), (32, 2048))  # queries, rows
 Case = tuple[str, ModuleType, str, Callable[[], object]]  # what it is, and the function that chooses psm's way

@@ -2,8 +2,8 @@
 
     python benchmarks/profile_step.py [--method psm] [--encoder resnet18] [--stem imagenet] [--plain]
 
-`--plain` takes the step as torch alone would have it: its convolutions, norms, search and views, its SGD a
-tensor at a time, and freed memory handed back to the system.
+`--plain` takes the step as torch alone would have it: its convolutions, norms, products with the bank and
+views, its SGD a tensor at a time, and freed memory handed back to the system.
 """
 
 import argparse

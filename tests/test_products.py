@@ -37,7 +37,7 @@ def by_torch(monkeypatch, *given):
 @compiled
 @settings(deadline=None)
 @given(
-    queries=st.integers(32, 70),
+    queries=st.integers(48, 90),
     rows=st.integers(32 * products.BLOCK, 1600),
     width=st.sampled_from([1, 6, 128]),
     k=st.integers(1, 4),
@@ -89,15 +89,15 @@ def test_where_all_rows_are_one_s_own_nothing_is_found():
 @compiled
 def test_too_few_rows_beside_a_last_block_that_is_not_full():
     """The places beyond it are as little as one's own rows."""
-    ids = torch.full((961,), 7)
+    ids = torch.full((1933,), 7)
     ids[-1] = 8
-    found = bank_of(unit(961, 32), ids).nearest(unit(80, 32, seed=1), 5, torch.full((80,), 7))
+    found = bank_of(unit(1933, 32), ids).nearest(unit(80, 32, seed=1), 5, torch.full((80,), 7))
     assert not found.found.any()
     assert (found.ids == -1).all()
 
 
 @compiled
-@pytest.mark.parametrize("fill", [961, 2000])
+@pytest.mark.parametrize("fill", [1933, 2000])
 def test_a_bank_that_is_not_full_and_vectors_that_lie_apart(monkeypatch, fill):
     bank, rows = Bank(3000, 32), unit(fill, 32)
     bank.push(rows, torch.arange(fill))
@@ -147,7 +147,7 @@ def test_slices_of_a_bank_join(monkeypatch):
 
     rows, vectors = unit(5120, 32), unit(64, 32, seed=1)
     whole = bank_of(rows).nearest(vectors, 5)
-    monkeypatch.setattr(psm.bank, "SEARCH_ELEMENTS", 2**16)
+    monkeypatch.setattr(psm.bank, "SEARCH_ELEMENTS", 2**17)
     for part, all_at_once in zip(bank_of(rows).nearest(vectors, 5), whole, strict=True):
         assert torch.equal(part, all_at_once)
 
@@ -172,6 +172,8 @@ def test_it_applies_where_it_can_read_and_helps(monkeypatch):
     assert not products.searchable(vectors, rows, 0)
     assert not products.searchable(vectors, rows, 5, ids + 2**31)  # wider than what is compared
     assert not products.searchable(vectors, rows, 5, ids - 2**32)
+    with using(5 if processor.lanes() == 16 else 9):
+        assert not products.searchable(vectors, rows, 5)  # most threads would have no queries
     monkeypatch.setattr(products, "LEAST", 2**20)
     assert not products.searchable(vectors, rows, 5)
 

@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from psm import slices
+from machine import compiled
+from psm import products, slices
 from psm.bank import Bank, mark_own
 from psm.config import NegativesConfig
 from psm.contrast import loss_of
@@ -71,18 +72,20 @@ def test_without_gradient_slices_only_add_up(monkeypatch):
         torch.testing.assert_close(loss_of(embeddings, compose("simclr")).loss, whole)
 
 
-@pytest.mark.parametrize(("dtype", "most"), [(torch.float32, 9), (torch.float64, 2)])
+@compiled
+@pytest.mark.parametrize(("dtype", "most"), [(torch.float32, 64), (torch.float64, 2)])
 def test_a_whole_bank_is_taken_at_once_only_where_that_holds_no_matrix(dtype, most, monkeypatch):
     import psm.contrast
 
     taken, whole = [], psm.contrast.logsumexp_of_products
     monkeypatch.setattr(psm.contrast, "logsumexp_of_products", lambda *x: taken.append(len(x[0])) or whole(*x))
     monkeypatch.setattr(slices, "PAIRS", 100)
-    bank = Bank(50, 4).to(dtype)
-    bank.push(torch.randn(50, 4, dtype=dtype), torch.arange(50))
-    embeddings = Embeddings(*(torch.randn(2, 9, 4, dtype=dtype) for _ in range(3)))
+    monkeypatch.setattr(products, "LEAST", 0)
+    bank = Bank(50, 32).to(dtype)
+    bank.push(torch.randn(50, 32, dtype=dtype), torch.arange(50))
+    embeddings = Embeddings(*(torch.randn(2, 64, 32, dtype=dtype) for _ in range(3)))
     wanted = compose("mocov2")
-    loss_of(embeddings, replace(wanted, bank=replace(wanted.bank, own=True)), bank, torch.arange(9))
+    loss_of(embeddings, replace(wanted, bank=replace(wanted.bank, own=True)), bank, torch.arange(64))
     assert max(taken) == most
 
 

@@ -17,7 +17,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from machine import compiled, using
-from psm import crops, networks, norms, processor, search, tiles
+from psm import crops, networks, norms, processor, products, tiles
 from psm.faster import Faster
 
 FORMATS = (torch.contiguous_format, torch.channels_last)
@@ -190,7 +190,11 @@ def test_wrong_sizes_are_refused():
     with pytest.raises(ValueError, match="channels go in 32s"):
         processor.call("moments", norms.Pass, rows=1, columns=48, rows_each=1)
     with pytest.raises(ValueError, match="queries go in pairs"):
-        processor.call("search", search.Pass, count=1, inner=8, columns=7, block=96)
+        processor.call("search", products.Search, count=1, inner=8, columns=7, group=32, block=12, k=1)
+    with pytest.raises(ValueError, match="queries go in pairs"):
+        processor.call("sum", products.Sum, count=1, inner=32, columns=32, group=256)
+    with pytest.raises(ValueError, match="rows go in pairs"):
+        processor.call("sum", products.Sum, count=1, inner=33, columns=32, group=32)
     sizes = {"count": 1, "all": 1, "height": 8, "width": 8, "size": 8}
     with pytest.raises(ValueError, match="channels come first or last"):
         processor.call("views", crops.Pass, **sizes, most=5, pixel=2, channel=1)
@@ -237,7 +241,14 @@ def test_maps_of_other_channels_get_torch_s_own_words(stride):
 
 @compiled
 @pytest.mark.parametrize(
-    ("ours", "theirs"), [(tiles.Pass, "tiles"), (norms.Pass, "norm"), (search.Pass, "search"), (crops.Pass, "views")]
+    ("ours", "theirs"),
+    [
+        (tiles.Pass, "tiles"),
+        (norms.Pass, "norm"),
+        (products.Search, "search"),
+        (products.Sum, "sum"),
+        (crops.Pass, "views"),
+    ],
 )
 def test_structures_are_those_of_the_compiled_part(ours, theirs):
     """Name by name: a field out of place would be read as another."""

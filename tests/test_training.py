@@ -24,6 +24,7 @@ from psm.contrast import contrast
 from psm.data import DataSet, Pictures, load
 from psm.errors import Diverged, UserError
 from psm.health import feature_health, in_words
+from psm.randomness import seed_networks
 from psm.topology import Topology, pairs
 from psm.training import Pretraining
 
@@ -393,6 +394,17 @@ def test_dropout_repeats_too(tmp_path, small):
     torch.rand(7)
     b = psm.pretrain(tmp_path / "b", encoder=again, **small)
     assert same(a.encoder.state_dict(), b.encoder.state_dict())
+
+
+def test_networks_draw_as_after_torch_s_own_seed(monkeypatch):
+    torch.manual_seed(2**62 + 1)
+    expected = torch.rand(5)
+    seed_networks(2**62 + 1, torch.device("cpu"))
+    assert torch.equal(torch.rand(5), expected)
+    seeded = []
+    monkeypatch.setattr(torch.cuda, "manual_seed_all", seeded.append)
+    seed_networks(3, torch.device("cuda", 0))
+    assert seeded == [3]
 
 
 class Exploding(nn.Module):

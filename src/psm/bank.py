@@ -51,7 +51,7 @@ class Bank(nn.Module):
         self.register_buffer("rows", torch.zeros(size, width))
         self.register_buffer("ids", torch.full((size,), -1, dtype=torch.long))
         self.index = InvertedLists(size, width) if index == "faiss" else None
-        self._similarity = torch.empty(0)  # written by every search: fresh memory would cost as much as the product
+        self._similarity = torch.empty(0)  # written by torch's searches: fresh memory would cost as much as the product
 
     def get_extra_state(self) -> Tensor:
         return torch.tensor([self.pointer, self.fill])

@@ -3,9 +3,9 @@
 That is the k largest, by which positives are mined, or the sum of their exponentials, over which MoCo v2's negatives
 are contrasted, with its gradient. torch writes the matrix of products for either, goes through it several times, and at
 a few hundred queries and short rows leaves a third of the processor's speed unused (MKL with AVX2). Here a group of
-queries stays in the cache while rows pass by as they lie, and what is wanted of a product is taken while it is there;
-no matrix is written, so memory does not grow with the bank. It is compiled (``processor``). ``benchmarks/parts.py``
-measures both beside torch's.
+queries stays in the cache while rows pass by as they lie, and what is wanted of a product is taken while it is there: a
+search writes one product of twelve, a sum none, so that its memory does not grow with the bank. It is compiled
+(``processor``). ``benchmarks/parts.py`` measures both beside torch's.
 """
 
 import torch
@@ -59,7 +59,7 @@ def log_sum_exp(queries: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
     level, total = room(2, given["columns"])
     mean = room(given["columns"], rows.shape[1])
     call("sum", Sum, level=level, total=total, mean=mean, **given)
-    return (level + total.log())[:count], mean[:count].div_(total[:count, None])
+    return level[:count] + total[:count].log(), mean[:count].div_(total[:count, None])
 
 
 def _apply_to(queries: Tensor, rows: Tensor) -> bool:
@@ -69,7 +69,7 @@ def _apply_to(queries: Tensor, rows: Tensor) -> bool:
         and rows.is_contiguous()
         and queries.ndim == 2
         and queries.shape[1] == rows.shape[1]
-        and len(queries) >= 2 * lanes()  # which are compared at a time
+        and len(queries) >= lanes() * max(2, torch.get_num_threads())  # a pair of vectors for every other thread
         and len(queries) * len(rows) >= max(LEAST, 1)
     )
 

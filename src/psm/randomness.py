@@ -17,11 +17,12 @@ def generator(seed: int, purpose: str, *place: int, device: torch.device | str =
 
 
 def seed_networks(seed: int, device: torch.device) -> None:
-    """Seed torch's own generators, of the CPU and of this device, which networks draw from.
+    """Seed torch's own generators, of the CPU and of this kind of device, which networks draw from.
 
     ``torch.manual_seed`` does that for all kinds of devices, and for each that is not there notes where it was asked
     to: a millisecond every time.
     """
     torch.default_generator.manual_seed(seed)
     if device.type not in ("cpu", "meta"):
-        torch.get_device_module(device).manual_seed(seed)
+        kind = torch.get_device_module(device)
+        getattr(kind, "manual_seed_all", kind.manual_seed)(seed)

@@ -94,7 +94,7 @@ LINE NAME(consider)(const struct search *search, Py_ssize_t row, int rows, Py_ss
 
 TARGET static void NAME(search)(const void *given, Py_ssize_t part)
 {
-    const struct search own = *(const struct search *)given, *const search = &own;
+    const struct search copy = *(const struct search *)given, *const search = &copy;
     const Py_ssize_t first = part * search->group, k = search->k, size = search->block;
     const Py_ssize_t blocks = (search->count + size - 1) / size;
     const Py_ssize_t last = LESSER(first + search->group, search->columns);
@@ -136,7 +136,7 @@ TARGET static void NAME(search)(const void *given, Py_ssize_t part)
 LINE NAME(exponential)(vector x, vector *result)
 {
     const float whole = 12582912.f; /* to which a float adds whole numbers only, in its last bits */
-    x = EITHER(x < -87.f, VECTOR(-87.f), x);
+    x = EITHER(x < -80.f, VECTOR(-80.f), x); /* beside 1 nothing, and its products are no denormals */
     const vector shifted = x * 1.44269504f + whole, n = shifted - whole;
     x -= n * .693359375f; /* n log 2 in two steps */
     x += n * 2.12194440e-4f;
@@ -220,7 +220,7 @@ LINE NAME(gather)(const float *weights, const float *rows, float *mean, Py_ssize
 
 TARGET static void NAME(sum)(const void *given, Py_ssize_t part)
 {
-    const struct sum own = *(const struct sum *)given, *const sum = &own;
+    const struct sum copy = *(const struct sum *)given, *const sum = &copy;
     const Py_ssize_t inner = sum->inner, first = part * sum->group, queries = LESSER(sum->group, sum->columns - first);
     float weights[TOGETHER * QUERIES];
     memset(sum->mean + first * inner, 0, queries * inner * sizeof(float));
