@@ -3,7 +3,7 @@
     python benchmarks/parts.py [--threads 2] [--turns 15]
 
 The search in a bank, MoCo v2's sum over a whole bank with its gradient (`psm.products`) and views (`psm.crops`) are
-compiled.
+compiled; SGD's step is torch's, given weights as they lie in memory (`psm.optimiser`).
 """
 
 import argparse
@@ -15,11 +15,12 @@ from types import ModuleType
 import torch
 from torch.nn.functional import normalize
 
-from psm import crops, objectives, products
+from psm import crops, objectives, optimiser, products
 from psm.allocator import keep_freed_memory
 from psm.augment import Views
 from psm.bank import Bank
-from psm.config import ViewsConfig
+from psm.config import OptimConfig, ViewsConfig
+from psm.networks import encoder
 from turns import beside_torch, keep, timed
 
 WIDTH, REPEATS = 128, 5
@@ -27,6 +28,7 @@ SEARCHES = ((256, 16384, 5), (256, 16384, 40), (64, 4096, 5), (32, 2048, 5))  # 
 VIEWS = ((256, 32, 0.0), (256, 32, 0.5), (256, 64, 0.0), (256, 64, 0.5), (32, 32, 0.0))  # pictures, pixels, blur
 SUMS = ((256, 16384), (64, 4096), (32, 2048))  # queries, rows
 Case = tuple[str, ModuleType, str, Callable[[], object]]  # what it is, and the function that chooses psm's way
+TORCHS = {"_flat": lambda tensor: tensor}  # what that function is for torch's way, if not one that always declines
 
 
 def searches() -> Iterator[Case]:
@@ -58,10 +60,18 @@ def sums() -> Iterator[Case]:
         yield f"sum over {size:,} rows for {count} queries", products, "summable", both_ways
 
 
+def optimisers() -> Iterator[Case]:
+    weights = encoder("resnet18", "imagenet", 32).to(memory_format=torch.channels_last).parameters()
+    sgd = optimiser.sgd(weights, OptimConfig(weight_decay=1e-3))
+    for parameter in sgd.param_groups[0]["params"]:
+        parameter.grad = torch.randn_like(parameter)
+    yield "SGD's step of ResNet-18's weights", optimiser, "_flat", sgd.step
+
+
 @contextmanager
 def by_torch(module: ModuleType, name: str) -> Iterator[None]:
     own = getattr(module, name)
-    setattr(module, name, lambda *given: False)
+    setattr(module, name, TORCHS.get(name, lambda *given: False))
     try:
         yield
     finally:
@@ -82,7 +92,7 @@ def main() -> None:
     keep_freed_memory()  # as `psm pretrain` does
     print(f"{'':58} {'torch, ms':>9} {'psm, ms':>9}  {'times as fast':>20}")
     rows = []
-    for name, module, choice, work in (*searches(), *views(), *sums()):
+    for name, module, choice, work in (*searches(), *views(), *sums(), *optimisers()):
 
         def plain(module: ModuleType = module, choice: str = choice, work: Callable = work) -> float:
             with by_torch(module, choice):

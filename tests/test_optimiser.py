@@ -1,9 +1,12 @@
 """SGD in one pass over memory: the same steps as torch's, also with momenta that come from another memory layout."""
 
 from copy import deepcopy
+from dataclasses import replace
 
+import pytest
 import torch
 from torch import nn
+from torch.profiler import profile
 
 from psm.config import OptimConfig
 from psm.optimiser import settle, sgd
@@ -27,6 +30,44 @@ def test_it_is_fused_on_a_cpu_and_equals_the_plain_steps():
     steps(layer, optimiser, range(4))
     steps(plain, torch.optim.SGD(plain.parameters(), 0.1, momentum=0.9, weight_decay=1e-2, foreach=False), range(4))
     torch.testing.assert_close(layer.state_dict(), plain.state_dict())
+
+
+@pytest.mark.parametrize("momentum", [0.9, 0.0])
+def test_channels_last_weights_take_the_same_steps_and_no_copies(momentum):
+    layer, config = nn.Conv2d(3, 4, 3), replace(CONFIG, momentum=momentum)
+    plain = deepcopy(layer)
+    layer.to(memory_format=torch.channels_last)
+    optimiser = sgd(layer.parameters(), config)
+    steps(layer, optimiser, range(4))
+    steps(plain, torch.optim.SGD(plain.parameters(), 0.1, momentum, weight_decay=1e-2, foreach=False), range(4))
+    torch.testing.assert_close(layer.state_dict(), plain.state_dict())
+    assert layer.weight.is_contiguous(memory_format=torch.channels_last)
+    with profile() as trace:
+        optimiser.step()
+    assert not {"aten::clone", "aten::copy_"} & {event.name for event in trace.events()}
+
+
+def test_gradients_of_another_layout_meet_their_own_weights():
+    weights = nn.Parameter(torch.randn(4, 3, 2, 2).to(memory_format=torch.channels_last))
+    weights.grad = torch.randn(4, 3, 2, 2)
+    expected = weights.detach() - 0.1 * (weights.grad + 1e-2 * weights.detach())
+    sgd([weights], CONFIG).step()
+    torch.testing.assert_close(weights.detach(), expected)
+
+
+def test_a_closure_gives_its_loss_and_weights_without_gradients_stay():
+    weights = [nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(3))]
+    optimiser = sgd(weights, CONFIG)
+
+    def closure():
+        loss = weights[0].sum()
+        loss.backward()
+        return loss
+
+    assert optimiser.step(closure) == 3
+    assert (weights[0] < 1).all()
+    assert (weights[1] == 1).all()
+    assert weights[1] not in optimiser.state
 
 
 def test_a_checkpoint_does_not_decide_how_the_step_is_taken():
