@@ -5,8 +5,8 @@ are contrasted, with its gradient. torch writes the matrix of products for eithe
 a few hundred queries and short rows leaves a third of the processor's speed unused (MKL with AVX2). Here a group of
 queries stays in the cache while rows pass by as they lie, and what is wanted of a product is taken while it is there: a
 search writes one product of twelve, a sum none, so that its memory does not grow with the bank. It is compiled
-(``processor``). ``benchmarks/parts.py`` measures both beside torch's functions: at 256 queries and 16,384 rows a search
-is 1.8 times as fast, a sum with its gradient 1.9; both are 1.5 times at the least that is taken (two cores, AVX2).
+(``processor``). ``benchmarks/parts.py`` measures both beside torch's functions: at 256 queries and 16,384 rows they are
+1.6 to 1.9 times as fast, 1.3 to 1.5 times at the least for which they are taken (two cores, AVX2).
 """
 
 import torch
