@@ -32,6 +32,18 @@ def test_it_is_fused_on_a_cpu_and_equals_the_plain_steps():
     torch.testing.assert_close(layer.state_dict(), plain.state_dict())
 
 
+@pytest.mark.parametrize("shape", [(4, 3, 1, 1), (4, 1, 3, 3), (1, 3, 3, 3), (4, 3)])
+def test_weights_of_any_shape_move(shape):
+    """Sides of one, whose strides may be any, among them."""
+    weights = nn.Parameter(torch.randn(shape))
+    if len(shape) == 4:
+        weights.data = weights.data.to(memory_format=torch.channels_last)
+    weights.grad = torch.randn(shape)
+    expected = weights.detach() - 0.1 * (weights.grad + 1e-2 * weights.detach())
+    sgd([weights], CONFIG).step()
+    torch.testing.assert_close(weights.detach(), expected)
+
+
 @pytest.mark.parametrize("momentum", [0.9, 0.0])
 def test_channels_last_weights_take_the_same_steps_and_no_copies(momentum):
     layer, config = nn.Conv2d(3, 4, 3), replace(CONFIG, momentum=momentum)

@@ -77,5 +77,5 @@ def _like(tensor: Tensor, weights: Tensor) -> Tensor:
 def _flat(tensor: Tensor) -> Tensor:
     """All of a tensor in the order of its memory."""
     if tensor.ndim == 4 and tensor.is_contiguous(memory_format=torch.channels_last):
-        return tensor.permute(0, 2, 3, 1).flatten()
+        return tensor.permute(0, 2, 3, 1).view(-1)  # never a copy
     return tensor
