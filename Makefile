@@ -6,7 +6,7 @@ READY := .venv/ready
 .PHONY: demo test test-all lint format clean
 
 demo: $(READY)
-	$(BIN)/psm pretrain config=configs/demo.yaml out=runs/demo overwrite=true
+	$(BIN)/psm pretrain config=configs/demo.yaml out=runs/demo overwrite=delete
 	$(BIN)/psm evaluate checkpoint=runs/demo baselines=true
 	@echo "open runs/demo/report.html"
 

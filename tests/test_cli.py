@@ -141,6 +141,7 @@ def test_a_folder_of_unlabelled_pictures_trains(tmp_path):
     scored = psm("evaluate", f"checkpoint={out}", "progress=false")
     assert scored.returncode == 2
     assert "no labels" in scored.stderr
+    assert not (tmp_path / "run" / "scores.jsonl").exists()
     moved = pictures.rename(tmp_path / "moved")
     gone = psm("inspect", out)
     assert gone.returncode == 2

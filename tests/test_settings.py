@@ -14,7 +14,7 @@ def build(*arguments):
 def test_types_and_nesting():
     config = build("epochs=3", "optim.lr=1e-2", "views.crop=[0.3,1]", "pictures.size=none", "devices=2", "resume=true")
     assert (config.epochs, config.optim.lr, config.views.crop) == (3, 0.01, [0.3, 1.0])
-    assert (config.pictures.size, config.devices, config.resume) == (None, "2", True)
+    assert (config.pictures.size, config.devices, config.resume) == (None, "2", "true")
     assert build("epochs=1e1").epochs == 10
 
 
@@ -34,7 +34,7 @@ def test_file_then_arguments(tmp_path):
 
 
 def test_round_trip(tmp_path):
-    config = build("out=a", "views.crop=[0.5,1]", "trainer.max_steps=4", "loggers=[csv]", "optim.clip=1")
+    config = build("views.crop=[0.5,1]", "trainer.max_steps=4", "loggers=[csv]", "optim.clip=1")
     file = tmp_path / "a.yaml"
     file.write_text(settings.to_yaml(config))
     assert build(f"config={file}") == config
@@ -58,7 +58,7 @@ def test_python_dictionaries_and_dotted_keys():
         ("epochs=1.5", "epochs=1.5 is not a whole number"),
         ("epochs=", "epochs=none is not a whole number"),
         ("optim.lr=fast", "optim.lr=fast is not a number"),
-        ("resume=maybe", "resume=maybe is not true/false"),
+        ("monitor.knn=maybe", "monitor.knn=maybe is not true/false"),
         ("views.crop=3", "views.crop=3 is not a list of numbers"),
         ("views=3", "views is a group of keys"),
         ("--epochs", "is not key=value"),
@@ -83,6 +83,15 @@ def test_unknown_key_in_a_file(tmp_path):
     file.write_text("a: [")
     with pytest.raises(UserError, match="not valid YAML"):
         build(f"config={file}")
+
+
+@pytest.mark.parametrize("name", ["out", "overwrite", "resume", "progress"])
+def test_a_file_describes_a_run_and_not_one_call(tmp_path, name):
+    file = tmp_path / "a.yaml"
+    file.write_text(f"epochs: 3\n{name}: true\n")
+    with pytest.raises(UserError, match=f"sets {name}, which is about one call"):
+        build(f"config={file}")
+    assert name not in settings.to_dict(PretrainConfig(out="a"))
 
 
 def test_every_key_has_a_meaning():

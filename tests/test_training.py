@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -25,6 +26,7 @@ from psm.data import DataSet, Pictures, load
 from psm.errors import Diverged, UserError
 from psm.health import feature_health, in_words
 from psm.randomness import seed_networks
+from psm.run import Run
 from psm.topology import Topology, pairs
 from psm.training import Pretraining
 
@@ -156,7 +158,7 @@ def test_resumed_equals_uninterrupted(tmp_path, small, monkeypatch, index):
     monkeypatch.setattr(Pretraining, "training_step", training_step)
     for _ in range(4):
         with pytest.raises(Interruption):
-            psm.pretrain(tmp_path / "parts", **small, resume=True)
+            psm.pretrain(tmp_path / "parts", **small, resume="auto")
     parts = psm.pretrain(tmp_path / "parts", resume=True, progress=False)
     assert sorted(losses) == list(range(6))
     assert all(len(values) == 1 for values in losses.values())
@@ -205,7 +207,7 @@ def test_killed_and_resumed_ends_with_the_same_weights(tmp_path, small_arguments
     subprocess.run([*command, f"out={tmp_path / 'whole'}"], check=True, env=environment, capture_output=True)
     out, kills = tmp_path / "parts", 0
     for goal in (1, 5, 8, 13):
-        resumed = [*command, f"out={out}", "resume=true"]
+        resumed = [*command, f"out={out}", "resume=auto"]
         process = subprocess.Popen(resumed, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         while process.poll() is None:
             if (out / "checkpoints" / "last.ckpt").exists() and _steps(out) >= goal:
@@ -231,24 +233,134 @@ def _steps(out):
         return -1
 
 
-def test_resume_refuses_other_settings_and_starts_afresh(tmp_path, small):
-    (tmp_path / "a").mkdir()
-    psm.pretrain(tmp_path / "a", **small, resume=True)
+def test_resume_refuses_other_settings(tmp_path, small):
+    psm.pretrain(tmp_path / "a", **small)
     with pytest.raises(UserError, match="epochs=9 differs from epochs=2"):
         psm.pretrain(tmp_path / "a", resume=True, epochs=9)
     done = psm.pretrain(tmp_path / "a", resume=True, progress=False)
     assert len(done.metrics) == 2
 
 
-def test_out_is_not_overwritten(tmp_path, small):
+def contents(folder):
+    """Every file of a folder with its bytes."""
+    return {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_resume_continues_or_refuses(tmp_path, small):
+    """A typo in out is no new run; resume=auto starts where nothing is."""
+    with pytest.raises(UserError, match="does not exist"):
+        psm.pretrain(tmp_path / "typo", **small, resume=True)
+    assert not (tmp_path / "typo").exists()
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UserError, match="is empty, so there is no run"):
+        psm.pretrain(tmp_path / "empty", **small, resume=True)
+    for name in ("new", "empty"):
+        assert len(psm.pretrain(tmp_path / name, **small, resume="auto").metrics) == 2
+    before = contents(tmp_path / "new")[Path("checkpoints/last.ckpt")]
+    assert len(psm.pretrain(tmp_path / "new", **small, resume="auto").metrics) == 2
+    assert contents(tmp_path / "new")[Path("checkpoints/last.ckpt")] == before
+    with pytest.raises(UserError, match="resume=maybe is neither true, false, auto nor a snapshot"):
+        psm.pretrain(tmp_path / "new", resume="maybe")
+
+
+@pytest.mark.parametrize("resume", [True, "auto"])
+@pytest.mark.parametrize("lost", [("checkpoints/last.ckpt",), ("checkpoints/last.ckpt", "config.yaml")])
+def test_a_finished_run_without_its_checkpoint_is_left_alone(tmp_path, small, lost, resume):
+    psm.pretrain(tmp_path / "a", **small)
+    for name in lost:
+        (tmp_path / "a" / name).unlink()
+    before = contents(tmp_path / "a")
+    with pytest.raises(UserError, match=r"has no checkpoint to continue from; it holds .*encoder\.safetensors"):
+        psm.pretrain(tmp_path / "a", **small, resume=resume)
+    assert contents(tmp_path / "a") == before
+
+
+@pytest.mark.parametrize("damage", [lambda path: path.unlink(), lambda path: path.write_bytes(b"damaged")])
+def test_a_lost_checkpoint_is_replaced_by_a_snapshot_when_asked(tmp_path, small, damage):
+    whole = psm.pretrain(tmp_path / "a", **small, save={"snapshots": 1})
+    with pytest.raises(UserError, match=r"resume=epoch-0001 is step 3, and .* is step 6"):
+        psm.pretrain(tmp_path / "a", resume="epoch-0001")
+    damage(tmp_path / "a" / "checkpoints" / "last.ckpt")
+    (tmp_path / "a" / "checkpoints" / "epoch-0002.ckpt").unlink()
+    before = contents(tmp_path / "a")
+    with pytest.raises(UserError, match="resume=epoch-0001"):
+        psm.pretrain(tmp_path / "a", resume=True)
+    assert contents(tmp_path / "a") == before
+    again = psm.pretrain(tmp_path / "a", resume="epoch-0001")
+    assert same(again.encoder.state_dict(), whole.encoder.state_dict())
+    assert [line["epoch"] for line in again.metrics] == [1, 2]
+
+
+def test_a_run_without_its_configuration_continues_with_that_of_its_checkpoint(tmp_path, small):
+    psm.pretrain(tmp_path / "a", **small)
+    config = tmp_path / "a" / "config.yaml"
+    written = config.read_text()
+    config.unlink()
+    assert len(psm.pretrain(tmp_path / "a", resume=True).metrics) == 2
+    assert config.read_text() == written
+
+
+def test_what_is_about_a_call_is_not_stored(tmp_path, small):
+    """Or a stored configuration would replace a finished run."""
+    psm.pretrain(tmp_path / "a", **small)
+    psm.pretrain(tmp_path / "a", **small, overwrite=True)
+    stored = tmp_path / "a" / "config.yaml"
+    content = settings.read_yaml(stored)
+    in_checkpoint = state(tmp_path / "a")["psm"]["config"]
+    for name in ("out", "overwrite", "resume", "progress"):
+        assert name not in content
+        assert name not in in_checkpoint
+    psm.pretrain(tmp_path / "b", config=stored, progress=False)
+    with pytest.raises(UserError, match="is not empty"):
+        psm.pretrain(tmp_path / "b", config=stored)
+    stored.write_text(stored.read_text() + "overwrite: true\n")
+    with pytest.raises(UserError, match=r"config=.* sets overwrite, which is about one call"):
+        psm.pretrain(tmp_path / "b", config=stored)
+    with pytest.raises(UserError, match="config= sets resume, which is about one call"):
+        psm.pretrain(tmp_path / "b", config={"resume": True})
+
+
+def test_overwrite_moves_a_run_aside(tmp_path, small):
     psm.pretrain(tmp_path / "a", **small)
     (tmp_path / "a" / "notes.txt").write_text("mine")
     with pytest.raises(UserError, match="is not empty"):
         psm.pretrain(tmp_path / "a", **small)
-    psm.pretrain(tmp_path / "a", **small, overwrite=True)
+    first = contents(tmp_path / "a")
+    with pytest.raises(UserError, match="batch_size=1 is too small"):  # a mistake moves nothing
+        psm.pretrain(tmp_path / "a", **small | {"batch_size": 1}, overwrite=True)
+    assert contents(tmp_path / "a") == first
+    for number in (1, 2):
+        psm.pretrain(tmp_path / "a", **small, overwrite=True)
+        assert (tmp_path / f"a.replaced-{number}" / "encoder.safetensors").exists()
+    assert contents(tmp_path / "a.replaced-1") == first
+    assert not (tmp_path / "a" / "notes.txt").exists()
+    for resume in (True, "auto"):
+        with pytest.raises(UserError, match="contradict"):
+            psm.pretrain(tmp_path / "a", **small, overwrite=True, resume=resume)
+
+
+def test_overwrite_delete_removes_what_the_run_wrote_and_nothing_else(tmp_path, small):
+    psm.pretrain(tmp_path / "a", **small)
+    (tmp_path / "a" / "notes.txt").write_text("mine")
+    psm.pretrain(tmp_path / "a", **small | {"epochs": 1}, overwrite="delete")
     assert (tmp_path / "a" / "notes.txt").exists()
-    with pytest.raises(UserError, match="contradict"):
-        psm.pretrain(tmp_path / "a", **small, overwrite=True, resume=True)
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
+    assert len((tmp_path / "a" / "metrics.jsonl").read_text().splitlines()) == 1
+    with pytest.raises(UserError, match="overwrite=yes is unknown"):
+        psm.pretrain(tmp_path / "a", **small, overwrite="yes")
+
+
+def test_a_moved_run_is_not_written_by_two(tmp_path, small):
+    """The folder that takes its place is locked as well."""
+    psm.pretrain(tmp_path / "a", **small)
+    run = Run(tmp_path / "a")
+    with (
+        run.hold("false", "true"),
+        run.replace("true"),
+        pytest.raises(UserError, match="another process"),
+        run.hold("auto", "false"),
+    ):
+        pass
 
 
 @pytest.mark.parametrize("key", ["overwrite", "resume"])
@@ -275,18 +387,14 @@ def test_killed_before_the_first_checkpoint_resumes_the_same_run(tmp_path, small
     assert same(again.encoder.state_dict(), whole.encoder.state_dict())
 
 
-def test_killed_while_emptying_leaves_a_folder_that_can_be_used(tmp_path, small, monkeypatch):
-    from psm.run import Run
-
+def test_killed_while_deleting_leaves_a_folder_that_can_be_used(tmp_path, small, monkeypatch):
     psm.pretrain(tmp_path / "a", **small)
-    run = Run(tmp_path / "a")
     monkeypatch.setattr("shutil.rmtree", lambda *_: (_ for _ in ()).throw(Interruption))
     with pytest.raises(Interruption):
-        run.empty()
+        psm.pretrain(tmp_path / "a", **small, overwrite="delete")
     monkeypatch.undo()
-    assert not run.resumable
-    psm.pretrain(tmp_path / "a", **small | {"epochs": 1}, resume=True)
-    assert run.resumable
+    assert not (tmp_path / "a" / "config.yaml").exists()
+    assert len(psm.pretrain(tmp_path / "a", **small | {"epochs": 1}, overwrite="delete").metrics) == 1
 
 
 def test_the_same_command_resumes_where_the_batch_was_clamped(tmp_path, small):
@@ -448,9 +556,7 @@ def test_a_mistake_leaves_nothing_behind(tmp_path, small):
 
 
 def test_two_processes_cannot_share_a_folder(tmp_path, small):
-    from psm.run import Run
-
-    with Run(tmp_path / "a").hold(False, False), pytest.raises(UserError, match="another process"):
+    with Run(tmp_path / "a").hold("false", "false"), pytest.raises(UserError, match="another process"):
         psm.pretrain(tmp_path / "a", **small)
     assert not (tmp_path / "a").exists()
 

@@ -39,4 +39,4 @@ def _load(path: str | Path, map_location: Any) -> Any:
     except pickle.UnpicklingError:
         raise UserError(f"{path} is no checkpoint, or holds more than tensors and plain values: not loaded.") from None
     except (RuntimeError, EOFError, OSError, ValueError, KeyError, IndexError, AttributeError):
-        raise UserError(f"{path} is empty, cut off or no checkpoint: give another file or start afresh.") from None
+        raise UserError(f"{path} is empty, cut off or no checkpoint: give another file.") from None

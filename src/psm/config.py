@@ -10,9 +10,13 @@ INDEXES = ("exact", "faiss")
 SOURCES = ("views", "positives", "bank", "queries", "none")
 MASSES = ("sum", "debiased", "hard", "bayesian")
 
+# What is about one call and not about a run: never stored with it, never read from a file.
+CALL_KEYS = ("out", "resume", "overwrite", "progress")
+
 # What may differ when a run is resumed; anything else would make it another run.
 MAY_CHANGE = {
-    *("out", "resume", "overwrite", "accelerator", "devices", "num_nodes", "strategy", "loggers", "progress"),
+    *CALL_KEYS,
+    *("accelerator", "devices", "num_nodes", "strategy", "loggers"),
     *("pictures.root", "pictures.download", "pictures.memory", "pictures.cache", "pictures.max_unreadable"),
 }
 
@@ -170,8 +174,10 @@ class PretrainConfig:
     epochs: int = key(200, "how often the pictures are seen")
     batch_size: int = key(256, "pictures a step over all devices together")
     seed: int = key(0, "decides every random draw")
-    resume: bool = key(False, "continue the run in out; starts afresh where there is nothing to resume")
-    overwrite: bool = key(False, "replace what is in out")
+    resume: str = key(
+        "false", "true: continue the run in out; auto: or start it if out is new or empty; or a snapshot, epoch-0010"
+    )
+    overwrite: str = key("false", "true: move the run in out aside, to out.replaced-1; delete: remove it")
     accelerator: str = key("auto", "Lightning's: auto, cpu, gpu, mps, tpu")
     devices: str = key("auto", "Lightning's: auto or a number (auto on a CPU: 1)")
     num_nodes: int = key(1, "machines that train together")

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -67,8 +67,12 @@ def pretrain(
         given["data"] = data.name if isinstance(data, DataSet) else str(data)
     if encoder is not None:
         given["encoder"] = "custom" if isinstance(encoder, nn.Module) else encoder
+    if isinstance(config, (str, Path)):
+        stored = [settings.refuse_call_keys(settings.read_yaml(config), f"config={config}")]
+    else:
+        stored = [settings.refuse_call_keys(config, "config=")] if config else []
     return run_pretraining(
-        *([settings.read_yaml(config)] if isinstance(config, (str, Path)) else [config] if config else []),
+        *stored,
         given,
         data=data if isinstance(data, DataSet) else None,
         encoder=encoder if isinstance(encoder, nn.Module) else None,
@@ -87,12 +91,14 @@ def run_pretraining(
         stored = settings.build(PretrainConfig, settings.read_yaml(run.config))
         data = data or load(stored.data, stored.pictures, progress=False)
         trainer, module = _prepare(run, stored, data, encoder)
-        return _fit(run, trainer, module, data, asked.resume and run.resumable)
+        return _fit(run, trainer, module, data, asked.resume != "false" and run.checkpoint.exists())
     with run.hold(asked.resume, asked.overwrite):
-        resuming = asked.resume and run.resumable
+        resuming = asked.resume != "false" and run.used
+        point = run.resume_point(asked.resume) if resuming else None
+        begun = _begun_with(run, point) if point else None
         stored = None
-        if asked.resume and run.config.exists():
-            stored = settings.build(PretrainConfig, settings.read_yaml(run.config))
+        if resuming:
+            stored = settings.build(PretrainConfig, settings.read_yaml(run.config) if run.config.exists() else begun)
         config = settings.build(PretrainConfig, *wishes, base=stored)
         _check(config)
         composition_of(config)
@@ -100,23 +106,64 @@ def run_pretraining(
         config = _settle(config, data)
         if stored:
             # The checkpoint knows what the run was begun with, whatever was since written into config.yaml.
-            if resuming:
-                stored = settings.build(PretrainConfig, read_checkpoint(run.checkpoint)["psm"]["config"])
-            _refuse_changes(run, settings.to_dict(stored), config)
+            _refuse_changes(run, settings.to_dict(settings.build(PretrainConfig, begun) if begun else stored), config)
         trainer, module = _prepare(run, config, data, encoder)
-        if resuming:
-            _refuse_other_data(run, module)
-            run.clear_leftovers()
-            run.keep_metrics_until(read_checkpoint(run.checkpoint)["global_step"])
-        else:
-            run.empty()
-        with _logging(run, config):
+        with ExitStack() as stack:
+            if resuming:
+                _continue_from(run, point, module)
+            else:
+                aside = stack.enter_context(run.replace(asked.overwrite))
+            stack.enter_context(_logging(run, config))
+            if not resuming and aside is not None:
+                log.warning("the run that was in %s is now in %s", run.folder, aside)
             write_atomically(run.config, lambda file: file.write(settings.to_yaml(config).encode()))
             if data.unreadable:
                 log.warning("%d unreadable files are left out, see %s", len(data.unreadable), run.unreadable)
                 lines = "".join(f"{file}\t{reason}\n" for file, reason in data.unreadable)
                 write_atomically(run.unreadable, lambda file: file.write(lines.encode()))
-            return _fit(run, trainer, module, data, resuming)
+            return _fit(run, trainer, module, data, point is not None)
+
+
+def _begun_with(run: Run, point: Path) -> dict[str, Any]:
+    """The configuration in the checkpoint that a run is to continue from, or a sentence on what can be done."""
+    try:
+        checkpoint = read_checkpoint(point)
+    except UserError as error:
+        others = [snapshot.stem for snapshot in run.snapshots if snapshot != point]
+        advice = (
+            f"resume={others[-1]} continues from that snapshot (there are {', '.join(others)})."
+            if others
+            else "Nothing was changed: restore it, or name another out for a new run."
+        )
+        raise UserError(f"{error} {advice}") from None
+    if point != run.checkpoint:
+        _refuse_to_go_back(run, point, checkpoint["global_step"])
+    return checkpoint["psm"]["config"]
+
+
+def _refuse_to_go_back(run: Run, point: Path, step: int) -> None:
+    """A snapshot stands in for a checkpoint that is lost or damaged, not for one that is further on."""
+    try:
+        last = read_checkpoint(run.checkpoint)["global_step"] if run.checkpoint.exists() else 0
+    except UserError:
+        return
+    if last > step:
+        raise UserError(
+            f"resume={point.stem} is step {step}, and checkpoints/{run.checkpoint.name} of the run in {run.folder} is "
+            f"step {last}: resume=true continues from there; to go back all the same, move that file away first."
+        )
+
+
+def _continue_from(run: Run, point: Path | None, module: Pretraining) -> None:
+    """Make the folder ready for a run that goes on; what was written after its checkpoint will be written again."""
+    step = 0
+    run.clear_leftovers()
+    if point is not None:
+        _refuse_other_data(run, point, module)
+        step = read_checkpoint(point)["global_step"]
+        if point != run.checkpoint:
+            write_atomically(run.checkpoint, lambda file: file.write(point.read_bytes()))
+    run.keep_metrics_until(step)
 
 
 def _refuse_changes(run: Run, begun: dict[str, Any], config: PretrainConfig) -> None:
@@ -130,9 +177,9 @@ def _refuse_changes(run: Run, begun: dict[str, Any], config: PretrainConfig) -> 
             )
 
 
-def _refuse_other_data(run: Run, module: Pretraining) -> None:
+def _refuse_other_data(run: Run, point: Path, module: Pretraining) -> None:
     """A run goes on with the pictures it began with: their number and their statistics tell."""
-    before = read_checkpoint(run.checkpoint)["psm"]
+    before = read_checkpoint(point)["psm"]
     now = module.description()
     if before["pictures"] != now["pictures"] or before["loading"]["mean"] != now["loading"]["mean"]:
         raise UserError(

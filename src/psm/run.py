@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import IO, Any, BinaryIO
 
 from psm.errors import UserError
 
@@ -74,31 +74,91 @@ class Run:
         return self.folder / ".psm"
 
     @property
-    def resumable(self) -> bool:
-        return self.config.exists() and self.checkpoint.exists()
+    def trained(self) -> bool:
+        """Whether anything was learned that could be lost."""
+        return any(path.exists() for path in (self.checkpoint, self.encoder, self.scores)) or bool(self.snapshots)
+
+    def resume_point(self, resume: str) -> Path | None:
+        """The checkpoint that ``resume`` continues from; None where the run has only been begun."""
+        if resume not in ("true", "auto"):
+            return self._named_snapshot(resume)
+        if self.checkpoint.exists():
+            return self.checkpoint
+        if self.snapshots:
+            raise UserError(
+                f"out={self.folder} has lost checkpoints/{self.checkpoint.name}: give resume={self.snapshots[-1].stem} "
+                f"to continue from that snapshot{self._other_snapshots()}, or name another out."
+            )
+        if self.trained or not self.config.exists():
+            held = ", ".join(sorted(path.name for path in self.folder.iterdir() if path != self.marker))
+            raise UserError(
+                f"out={self.folder} has no checkpoint to continue from; it holds {held}. Nothing was changed: name "
+                "another out for a new run, or give overwrite=true to move this one aside."
+            )
+        return None
+
+    def _named_snapshot(self, name: str) -> Path:
+        path = self.checkpoint.parent / f"{name.removesuffix('.ckpt')}.ckpt"
+        if path in self.snapshots:
+            return path
+        known = ", ".join(snapshot.stem for snapshot in self.snapshots)
+        raise UserError(
+            f"resume={name} is neither true, false, auto nor a snapshot of the run in {self.folder}"
+            f"{f': it has {known}' if known else ', which has none'}."
+        )
+
+    def _other_snapshots(self) -> str:
+        others = ", ".join(snapshot.stem for snapshot in self.snapshots[:-1])
+        return f" (or an earlier one: {others})" if others else ""
 
     @contextmanager
-    def hold(self, resume: bool, overwrite: bool) -> Iterator[None]:
+    def hold(self, resume: str, overwrite: str) -> Iterator[None]:
         """Take the folder for this process: nobody else's files are touched, no other process may train into it.
 
         The lock dies with the process. A folder made here vanishes again if nothing was written into it.
         """
-        if resume and overwrite:
-            raise UserError("resume=true and overwrite=true contradict each other: give one of them.")
+        if overwrite not in ("true", "false", "delete"):
+            raise UserError(
+                f"overwrite={overwrite} is unknown: give true to move the run in out aside, delete to remove it."
+            )
+        if resume != "false" and overwrite != "false":
+            raise UserError(f"resume={resume} and overwrite={overwrite} contradict each other: give one of them.")
         try:
             occupied = self.folder.exists() and not self.folder.is_dir()
         except OSError as error:
             raise UserError(f"out={self.folder} cannot be used: {error.strerror}.") from None
         if occupied:
             raise UserError(f"out={self.folder} is a file: name a folder that is empty or does not exist yet.")
-        if self._used() and not self.marker.exists():
+        if resume not in ("false", "auto") and not self.used:
+            there = "is empty" if self.folder.exists() else "does not exist"
+            raise UserError(
+                f"out={self.folder} {there}, so there is no run to continue: check the name, or give resume=auto to "
+                "start one."
+            )
+        if self.used and not self.marker.exists():
             raise UserError(f"out={self.folder} is not empty and holds no run of psm: name another out.")
         made = [folder for folder in (self.folder, *self.folder.parents) if not folder.exists()]
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            lock = self.marker.open("a")
+            lock = self._lock()
         except OSError as error:
             raise UserError(f"out={self.folder} cannot be written: {error.strerror}.") from None
+        try:
+            if self.used and resume == overwrite == "false":
+                raise UserError(
+                    f"out={self.folder} is not empty: give resume=true to continue that run, overwrite=true to "
+                    "move it aside, or another out."
+                )
+            yield
+        finally:
+            if not self.used:
+                self.marker.unlink(missing_ok=True)
+                for folder in made:
+                    folder.rmdir()
+            lock.close()
+
+    def _lock(self) -> IO[str]:
+        lock = self.marker.open("a")
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -106,21 +166,41 @@ class Run:
             raise UserError(
                 f"out={self.folder} is being written by another process: wait for it or name another out."
             ) from None
+        return lock
+
+    @contextmanager
+    def replace(self, overwrite: str) -> Iterator[Path | None]:
+        """Make the held folder ready for a new run; gives the folder that an earlier run was moved to, if it was.
+
+        A run that learned something is moved aside as a whole unless it is to be deleted.
+        """
+        if overwrite == "delete" or not self.trained:
+            self._remove_run()
+            yield None
+            return
+        aside = self._move_aside()
+        lock = self._lock()
         try:
-            if self._used() and not (resume or overwrite):
-                raise UserError(
-                    f"out={self.folder} is not empty: give resume=true to continue that run, overwrite=true to "
-                    "replace it, or another out."
-                )
-            yield
+            yield aside
         finally:
-            if not self._used():
-                self.marker.unlink(missing_ok=True)
-                for folder in made:
-                    folder.rmdir()
             lock.close()
 
-    def empty(self) -> None:
+    def _move_aside(self) -> Path:
+        folder = self.folder.resolve()
+        number = 1
+        while (aside := folder.with_name(f"{folder.name}.replaced-{number}")).exists():
+            number += 1
+        try:
+            folder.rename(aside)
+            self.folder.mkdir()
+        except OSError as error:
+            raise UserError(
+                f"out={self.folder} cannot be moved to {aside} ({error.strerror}): name another out, or give "
+                "overwrite=delete to remove the run that is there."
+            ) from None
+        return aside
+
+    def _remove_run(self) -> None:
         """Remove what an earlier run left, and nothing else. Without its configuration a run cannot be resumed, so
         that goes first: a kill midway leaves nothing that could be taken for a run."""
         own = (self.config, self.checkpoint.parent, self.metrics, self.encoder, self.loading, self.log, self.scores)
@@ -139,7 +219,9 @@ class Run:
         content = "".join(json.dumps(record) + "\n" for record in kept)
         write_atomically(self.metrics, lambda file: file.write(content.encode()))
 
-    def _used(self) -> bool:
+    @property
+    def used(self) -> bool:
+        """Whether anything lies in the folder but the mark that it is a run's."""
         return self.folder.exists() and any(path != self.marker for path in self.folder.iterdir())
 
 

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -127,13 +127,19 @@ def run_evaluation(
 
 
 def _writable(folder: Path) -> Path:
-    """The folder, made if it is missing; refused before anything is computed if scores cannot be stored there."""
+    """The folder; refused before anything is computed if scores cannot be stored there. Nothing is left behind."""
+    scores = folder / "scores.jsonl"
+    made = [path for path in (scores, folder, *folder.parents) if not path.exists()]
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with (folder / "scores.jsonl").open("a"):
+        with scores.open("a"):
             pass
     except OSError as error:
         raise UserError(f"out={folder} cannot be written: {error.strerror}.") from None
+    finally:
+        for path in made:
+            with suppress(OSError):
+                path.rmdir() if path.is_dir() else path.unlink()
     return folder
 
 

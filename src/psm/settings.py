@@ -8,6 +8,7 @@ from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Union, get_args, get_origin, get_type_hints
 
+from psm.config import CALL_KEYS
 from psm.errors import UserError, did_you_mean
 
 
@@ -44,6 +45,8 @@ def build(schema: type, *wishes: Mapping[str, Any], base: Any = None) -> Any:
         for dotted, value in flatten(wish, known):
             row = _known(dotted, known, schema)
             value = value.item() if hasattr(value, "item") and hasattr(value, "dtype") else value  # numpy's numbers
+            if isinstance(value, bool) and row.hint is str:
+                value = str(value).lower()
             for number in value if isinstance(value, (list, tuple)) else [value]:
                 if isinstance(number, float) and not math.isfinite(number):
                     raise UserError(f"{dotted}={_shown(value)} is not finite: {row.meaning}.")
@@ -66,7 +69,7 @@ def parse(arguments: Iterable[str], schema: type) -> tuple[dict[str, Any], ...]:
         if not equals:
             raise UserError(f"{argument!r} is not key=value: write for example {next(iter(known))}=..., see --help.")
         if dotted == "config":
-            files.append(read_yaml(text))
+            files.append(refuse_call_keys(read_yaml(text), argument))
         else:
             given[dotted] = _parsed(dotted, text, _known(dotted, known, schema).hint)
     return (*files, given)
@@ -87,18 +90,29 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
     return content or {}
 
 
+def refuse_call_keys(content: Mapping[str, Any], source: str) -> Mapping[str, Any]:
+    """The content of a configuration file, which describes a run and not one call."""
+    for name in CALL_KEYS:
+        if name in content:
+            raise UserError(
+                f"{source} sets {name}, which is about one call: remove it there and give {name}= with the command."
+            )
+    return content
+
+
 def to_yaml(config: Any) -> str:
     """The configuration as YAML that `config=FILE` reads back."""
     from omegaconf import OmegaConf
 
-    return OmegaConf.to_yaml(OmegaConf.structured(config))
+    return OmegaConf.to_yaml(OmegaConf.create(to_dict(config)))
 
 
 def to_dict(config: Any) -> dict[str, Any]:
-    """The configuration as nested plain dictionaries."""
+    """The configuration as nested plain dictionaries, without what is about one call."""
     from omegaconf import OmegaConf
 
-    return OmegaConf.to_container(OmegaConf.structured(config))
+    content = OmegaConf.to_container(OmegaConf.structured(config))
+    return {name: value for name, value in content.items() if name not in CALL_KEYS}
 
 
 def flatten(nested: Mapping[str, Any], known: Mapping[str, Row] = types.MappingProxyType({}), prefix: str = ""):

@@ -73,7 +73,7 @@ def _train(study: Study, run: PlannedRun) -> None:
     from psm.pretraining import run_pretraining
 
     if not _trained(Run(study.run(run.run)), run.epochs):
-        run_pretraining(run.settings, {"out": str(study.run(run.run)), "resume": True, "progress": False})
+        run_pretraining(run.settings, {"out": str(study.run(run.run)), "resume": "auto", "progress": False})
 
 
 def _trained(run: Run, epochs: int) -> bool:
