@@ -24,7 +24,7 @@ format: $(READY)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-$(READY): pyproject.toml constraints.txt $(wildcard src/psm/native/*)
+$(READY): pyproject.toml constraints.txt $(wildcard src/psm/kernels/csrc/*)
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "psm needs Python 3.11 or later, not %s: run make PYTHON=python3.11" % sys.version.split()[0])'
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch

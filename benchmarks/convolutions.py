@@ -13,9 +13,9 @@ from contextlib import nullcontext
 import torch
 from torch import nn
 
-from psm.allocator import keep_freed_memory
-from psm.faster import Faster, rectified
-from psm.networks import BasicBlock, encoder
+from psm.kernels.dispatch import Faster, rectified
+from psm.kernels.malloc import keep_freed_memory
+from psm.models.networks import BasicBlock, encoder
 from turns import beside_torch, keep
 
 LAYERS = (  # channels in and out, side of the maps, stride

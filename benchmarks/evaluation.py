@@ -12,11 +12,11 @@ import os
 import torch
 
 from mining import Contender
-from psm.augment import Views
-from psm.config import KnnConfig, LinearConfig, ViewsConfig
+from psm.config.schema import KnnConfig, LinearConfig, ViewsConfig
 from psm.data import Pictures
-from psm.evaluation import knn, linear
-from psm.features import extract
+from psm.evaluation.features import extract
+from psm.evaluation.scores import knn, linear
+from psm.views.transform import Views
 from turns import in_turns, keep, shown, spread, timed
 
 TRAIN, TEST, CLASSES = 50_000, 10_000, 10

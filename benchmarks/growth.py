@@ -13,11 +13,11 @@ import time
 import torch
 from torch.nn.functional import normalize
 
-from psm.bank import Bank
-from psm.config import BankConfig, PositivesConfig
-from psm.contrast import loss_of
-from psm.methods import compose
-from psm.topology import Embeddings
+from psm.config.schema import BankConfig, PositivesConfig
+from psm.losses.contrastive import loss_of
+from psm.methods.registry import compose
+from psm.mining.memory_bank import Bank
+from psm.models.siamese import Embeddings
 from turns import in_turns, keep, shown, spread
 
 BATCH, BANK, K, WIDTH = 256, 16384, 5, 128

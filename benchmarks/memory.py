@@ -33,10 +33,10 @@ def measure(method: str, batch: int, bank_size: int, width: int = 128) -> float:
     """GiB that one symmetric loss and its gradient take beyond the imports, bank included."""
     import torch
 
-    from psm.bank import Bank
-    from psm.contrast import loss_of
-    from psm.methods import compose
-    from psm.topology import Embeddings
+    from psm.losses.contrastive import loss_of
+    from psm.methods.registry import compose
+    from psm.mining.memory_bank import Bank
+    from psm.models.siamese import Embeddings
 
     torch.set_num_threads(2)
     idle = peak()

@@ -15,15 +15,15 @@ import torch
 from torch.profiler import record_function
 
 import turns
-from psm.allocator import keep_freed_memory
-from psm.augment import Views
-from psm.bank import Bank
-from psm.config import OptimConfig, ViewsConfig
-from psm.methods import compose
-from psm.networks import encoder, predictor, prefers_channels_last, projector
-from psm.optimiser import sgd
-from psm.topology import Topology
-from psm.training import step_loss
+from psm.config.schema import OptimConfig, ViewsConfig
+from psm.kernels.malloc import keep_freed_memory
+from psm.methods.registry import compose
+from psm.mining.memory_bank import Bank
+from psm.models.networks import encoder, predictor, prefers_channels_last, projector
+from psm.models.siamese import Topology
+from psm.training.module import step_loss
+from psm.training.optim import sgd
+from psm.views.transform import Views
 
 SIZE, WIDTH = 32, 128
 

@@ -15,12 +15,15 @@ from types import ModuleType
 import torch
 from torch.nn.functional import normalize
 
-from psm import crops, objectives, optimiser, products
-from psm.allocator import keep_freed_memory
-from psm.augment import Views
-from psm.bank import Bank
-from psm.config import OptimConfig, ViewsConfig
-from psm.networks import encoder
+from psm.config.schema import OptimConfig, ViewsConfig
+from psm.kernels import crop as crops
+from psm.kernels import similarity as products
+from psm.kernels.malloc import keep_freed_memory
+from psm.losses import functional as objectives
+from psm.mining.memory_bank import Bank
+from psm.models.networks import encoder
+from psm.training import optim as optimiser
+from psm.views.transform import Views
 from turns import beside_torch, keep, timed
 
 WIDTH, REPEATS = 128, 5

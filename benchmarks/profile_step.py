@@ -15,10 +15,10 @@ from torch.autograd.profiler_util import FunctionEvent
 from torch.profiler import profile, record_function
 
 import mining
-import psm.crops
-import psm.products
-import psm.topology
-import psm.training
+import psm.kernels.crop
+import psm.kernels.similarity
+import psm.models.siamese
+import psm.training.module
 from turns import keep
 
 # Parts that the step names itself; what is in none of them goes by its operator.
@@ -48,18 +48,20 @@ def part_of(event: FunctionEvent) -> str:
 
 def name_the_loss() -> None:
     """Let the profiler know the forward pass of the loss, the searches in the bank among it."""
-    plain = psm.training.loss_of
+    plain = psm.training.module.loss_of
 
     def named(*given: object) -> object:
         with record_function("loss and mining, forward"):
             return plain(*given)
 
-    psm.training.loss_of = named
+    psm.training.module.loss_of = named
 
 
 def as_torch_has_it() -> None:
-    psm.topology.faster = lambda device: nullcontext()
-    psm.products.searchable = psm.products.summable = psm.crops.apply_to = lambda *given: False
+    psm.models.siamese.faster = lambda device: nullcontext()
+    psm.kernels.similarity.searchable = psm.kernels.similarity.summable = psm.kernels.crop.apply_to = lambda *given: (
+        False
+    )
     mining.keep_freed_memory = lambda: False
     mining.sgd = lambda learned, _: torch.optim.SGD(learned, 0.01, momentum=0.9, weight_decay=1e-3, foreach=True)
 

@@ -12,11 +12,11 @@ from pathlib import Path
 import torch
 
 from growth import BATCH, milliseconds
-from psm.augment import Views
-from psm.bank import Bank
-from psm.config import PicturesConfig, ViewsConfig
+from psm.config.schema import PicturesConfig, ViewsConfig
 from psm.data import load
-from psm.diagnostics import Moment, read_moment
+from psm.evaluation.mining_analysis import Moment, read_moment
+from psm.mining.memory_bank import Bank
+from psm.views.transform import Views
 from turns import in_turns, keep, shown, spread
 
 QUERIES = 1024

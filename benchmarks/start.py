@@ -14,9 +14,9 @@ from turns import in_turns, keep, shown, spread
 
 FIRST_STEP = """
 import time, torch, lightning, matplotlib, numpy, omegaconf, PIL, rich
-import psm.pretraining
+import psm.training.pretrain
 start = time.perf_counter()
-import psm.training as training
+import psm.training.module as training
 step = training.Pretraining.optimizer_step
 def first(self, *given, **named):
     step(self, *given, **named)
@@ -48,7 +48,7 @@ def first_step() -> float:
 
 def main() -> None:
     times = in_turns(
-        {"bare": lambda: cpu_seconds("-c", ""), "help": lambda: cpu_seconds("-m", "psm.cli", "--help")}, turns=9
+        {"bare": lambda: cpu_seconds("-c", ""), "help": lambda: cpu_seconds("-m", "psm.cli.main", "--help")}, turns=9
     )
     more = spread([own - bare for own, bare in zip(times["help"], times["bare"], strict=True)])
     print(f"psm --help: {shown(more)} CPU seconds more than a bare interpreter ({shown(spread(times['bare']))})")

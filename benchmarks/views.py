@@ -72,8 +72,8 @@ def psm_views(pictures, blur: float) -> Callable[[], None]:
     """This project's."""
     import torch
 
-    from psm.augment import Views
-    from psm.config import ViewsConfig
+    from psm.config.schema import ViewsConfig
+    from psm.views.transform import Views
 
     views = Views(ViewsConfig(blur=blur), pictures.shape[-1], MEAN, STD)
     generator = torch.Generator().manual_seed(0)

@@ -3,7 +3,7 @@
 import sys
 
 import psm
-from psm.methods import register
+from psm.methods.registry import register
 
 # MoCo's bank, SNCLR's soft neighbours and HCL's weights for hard negatives in one, with PNSM on top.
 register(

@@ -2,14 +2,14 @@
 
 import torch
 
-from psm.augment import Views, channel_statistics
-from psm.bank import Bank
-from psm.config import PicturesConfig, ViewsConfig
-from psm.contrast import loss_of
+from psm.config.schema import PicturesConfig, ViewsConfig
 from psm.data import load
-from psm.methods import compose
-from psm.networks import encoder, predictor, projector
-from psm.topology import Topology
+from psm.losses.contrastive import loss_of
+from psm.methods.registry import compose
+from psm.mining.memory_bank import Bank
+from psm.models.networks import encoder, predictor, projector
+from psm.models.siamese import Topology
+from psm.views.transform import Views, channel_statistics
 
 
 def main(pictures: int = 512, epochs: int = 2, batch_size: int = 64, seed: int = 0) -> list[float]:

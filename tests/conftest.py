@@ -6,6 +6,8 @@ import pytest
 import torch
 from hypothesis import settings
 
+from helpers import SMALL
+
 # The same examples every time: a red run can be repeated, and a green one stays green.
 settings.register_profile("repeatable", derandomize=True, deadline=None)
 settings.load_profile("repeatable")
@@ -14,20 +16,6 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # test processes run side by side
 # Some virtual machines announce AMX but trap on it; bfloat16 tests would die there of an illegal instruction.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 torch.set_num_threads(1)
-
-# A run that takes about a second.
-SMALL = {
-    "data": "shapes",
-    "encoder": "tiny",
-    "epochs": 2,
-    "batch_size": 32,
-    "pictures": {"limit": 100, "size": 16},
-    "heads": {"hidden": 24, "out": 12},
-    "bank": {"size": 50},
-    "positives": {"k": 3},
-    "monitor": {"pictures": 60, "test_pictures": 40},
-    "progress": False,
-}
 
 
 @pytest.fixture

@@ -41,7 +41,7 @@ def test_pnsm_in_your_simclr():
 
 
 def test_a_twelfth_method(tmp_path, small):
-    from psm.methods import METHODS
+    from psm.methods.registry import METHODS
 
     try:
         result = example("a_twelfth_method").main(tmp_path / "a", **small | {"positives": {"k": 2}})

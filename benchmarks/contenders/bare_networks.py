@@ -11,11 +11,11 @@ from pathlib import Path
 
 import torch
 
-import psm.topology
-from psm.allocator import keep_freed_memory
-from psm.methods import compose
-from psm.networks import encoder, predictor, prefers_channels_last, projector
-from psm.topology import Topology
+import psm.models.siamese
+from psm.kernels.malloc import keep_freed_memory
+from psm.methods.registry import compose
+from psm.models.networks import encoder, predictor, prefers_channels_last, projector
+from psm.models.siamese import Topology
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from turns import answer
@@ -24,7 +24,7 @@ from turns import answer
 def main() -> None:
     method, name, stem, batch, threads, plain = sys.argv[1:]
     if int(plain):
-        psm.topology.faster = lambda device: nullcontext()
+        psm.models.siamese.faster = lambda device: nullcontext()
     torch.set_num_threads(int(threads))
     keep_freed_memory()
     topology = compose(method).topology

@@ -23,7 +23,7 @@ from PIL import Image  # noqa: E402
 from torch.utils.data import DataLoader, Dataset  # noqa: E402
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from psm.networks import encoder, predictor, projector  # noqa: E402
+from psm.models.networks import encoder, predictor, projector  # noqa: E402
 from turns import answer  # noqa: E402
 
 PICTURES, BANK = 10240, 16384

@@ -11,12 +11,12 @@ from pathlib import Path
 import lightning
 import torch
 
-from psm import settings
-from psm.allocator import keep_freed_memory
-from psm.config import PretrainConfig
+from psm.config import merge as settings
+from psm.config.schema import PretrainConfig
 from psm.data import DataSet, Pictures
-from psm.pretraining import _prepare, _settle
-from psm.run import Run
+from psm.kernels.malloc import keep_freed_memory
+from psm.training.pretrain import _prepare, _settle
+from psm.utils.run_folder import Run
 
 PICTURES = 10240
 

@@ -3,19 +3,19 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from psm.export import load_encoder
-    from psm.inspector import inspect
-    from psm.pretraining import pretrain
-    from psm.scoring import evaluate
+    from psm.evaluation.evaluate import evaluate
+    from psm.models.pretrained import load_encoder
+    from psm.reporting.inspector import inspect
+    from psm.training.pretrain import pretrain
 
 __all__ = ["evaluate", "inspect", "load_encoder", "pretrain"]
 
 # Imported when first used: `psm --help` answers without torch.
 _HOMES = {
-    "pretrain": "psm.pretraining",
-    "evaluate": "psm.scoring",
-    "inspect": "psm.inspector",
-    "load_encoder": "psm.export",
+    "pretrain": "psm.training.pretrain",
+    "evaluate": "psm.evaluation.evaluate",
+    "inspect": "psm.reporting.inspector",
+    "load_encoder": "psm.models.pretrained",
 }
 
 

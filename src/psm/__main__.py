@@ -1,5 +1,5 @@
 import sys
 
-from psm.cli import main
+from psm.cli.main import main
 
 sys.exit(main())

@@ -3,12 +3,12 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from psm.data.pictures import DataSet, Pictures
-    from psm.data.sources import load
+    from psm.data.dataset import DataSet, Pictures
+    from psm.data.factory import load
 
 __all__ = ["DataSet", "Pictures", "load"]
 
-_HOMES = {"load": "psm.data.sources", "DataSet": "psm.data.pictures", "Pictures": "psm.data.pictures"}
+_HOMES = {"load": "psm.data.factory", "DataSet": "psm.data.dataset", "Pictures": "psm.data.dataset"}
 
 
 def __getattr__(name: str) -> Any:

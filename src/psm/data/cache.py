@@ -14,9 +14,9 @@ from pathlib import Path
 
 import numpy as np
 
-from psm.config import PicturesConfig
-from psm.data.locking import locked
-from psm.errors import UserError
+from psm.config.schema import PicturesConfig
+from psm.utils.errors import UserError
+from psm.utils.locking import locked
 
 _PIXELS, _MANIFEST = "pixels.bin", "manifest.json"
 _HINT = "set pictures.cache to a folder with room, or make the set smaller with pictures.size or pictures.limit"

@@ -10,10 +10,12 @@ import numpy as np
 import torch
 from PIL import Image
 
-from psm.config import PicturesConfig
-from psm.data import choosing, decode, safe_pickle, store
-from psm.data.pictures import DataSet, Pictures
-from psm.errors import UserError
+from psm.config.schema import PicturesConfig
+from psm.data import decode, safe_pickle
+from psm.data import materialize as store
+from psm.data import splits as choosing
+from psm.data.dataset import DataSet, Pictures
+from psm.utils.errors import UserError
 
 _SIDE = 32
 _PIXELS = 3 * _SIDE * _SIDE

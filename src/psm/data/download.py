@@ -13,10 +13,10 @@ import urllib.request
 import zipfile
 from pathlib import Path, PurePosixPath
 
-from psm.data import bars
-from psm.data.catalogue import Archive
-from psm.data.locking import locked
-from psm.errors import UserError
+from psm.data.registry import Archive
+from psm.utils import progress as bars
+from psm.utils.errors import UserError
+from psm.utils.locking import locked
 
 TIMEOUT = 30.0  # seconds without a single byte, after which a server counts as gone
 _BLOCK = 1 << 18

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from psm.errors import UserError
+from psm.utils.errors import UserError
 
 _MOST_BYTES = 1_000_000_000
 _TYPES = {"u1", "i1", "u2", "i2", "u4", "i4", "u8", "i8", "b1", "f4", "f8"}

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import numpy as np
 
-from psm.config import PicturesConfig
-from psm.data import choosing
-from psm.data.files import File, Part, assemble, listing, shown
-from psm.data.pictures import DataSet
-from psm.errors import UserError
+from psm.config.schema import PicturesConfig
+from psm.data import splits as choosing
+from psm.data.dataset import DataSet
+from psm.data.image_files import File, Part, assemble, listing, shown
+from psm.utils.errors import UserError
 
 _SIZE = 64
 _PAPER_SHARE = 0.1  # 10,000 of the 100,000 labelled pictures test

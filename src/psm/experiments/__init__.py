@@ -8,7 +8,7 @@ from psm.experiments.catalogue import EXPERIMENTS, Configuration, Experiment
 from psm.experiments.presets import PRESETS, Preset
 
 if TYPE_CHECKING:
-    from psm.experiments.suite import Outcome
+    from psm.experiments.runner import Outcome
 
 __all__ = ["EXPERIMENTS", "PRESETS", "Configuration", "Experiment", "Preset", "report", "run"]
 
@@ -19,7 +19,7 @@ def run(*names: str, config: Mapping[str, Any] | None = None, **keys: Any) -> "O
     >>> run("table1", preset="smoke", out="study", optim={"lr": 0.2})  # doctest: +SKIP
     """
     from psm.experiments.plan import read_request
-    from psm.experiments.suite import run_experiments
+    from psm.experiments.runner import run_experiments
 
     return run_experiments(read_request(names, config or {}, keys))
 

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from psm.experiments.plan import PlannedRun, data_title
 from psm.experiments.results import Study
-from psm.run import Run, read_lines
+from psm.utils.run_folder import Run, read_lines
 
 
 class Progress:

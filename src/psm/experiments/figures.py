@@ -12,8 +12,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from psm.colours import BLUE, GREEN, GREY, ORANGE
-from psm.experiments.answers import Answer, Cell, Group, Line
+from psm.experiments.aggregate import Answer, Cell, Group, Line
+from psm.reporting.style import BLUE, GREEN, GREY, ORANGE
 
 BLACK = "#222222"
 WIDTH = 4.6  # inches; at the width of a phone letters are still those of a book

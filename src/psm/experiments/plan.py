@@ -12,13 +12,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from psm import settings
-from psm.config import MAY_CHANGE, EvaluateConfig, ExperimentConfig, PretrainConfig
-from psm.data.catalogue import NAMES
-from psm.errors import UserError, did_you_mean
+from psm.config import merge as settings
+from psm.config.schema import MAY_CHANGE, EvaluateConfig, ExperimentConfig, PretrainConfig
+from psm.data.registry import NAMES
 from psm.experiments import catalogue, presets
 from psm.experiments.catalogue import Configuration, Experiment
-from psm.methods import METHODS, Composition, compose
+from psm.methods.registry import METHODS, Composition, compose
+from psm.utils.errors import UserError, did_you_mean
 
 # The suite decides these itself.
 RESERVED = ("out", "data", "method", "seed", "resume", "overwrite", "progress")

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from psm.errors import UserError, did_you_mean
+from psm.utils.errors import UserError, did_you_mean
 
 
 @dataclass(frozen=True)

@@ -6,14 +6,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, select_autoescape
+from jinja2 import Environment
 
-from psm.errors import UserError
-from psm.experiments.answers import PURITY, Answer, Cell, Group, Line, headline, number, read_answers
+from psm.experiments.aggregate import PURITY, Answer, Cell, Group, Line, headline, number, read_answers
 from psm.experiments.display import duration
 from psm.experiments.figures import Drawing, drawings
 from psm.experiments.results import Study, read_table, write_table
-from psm.run import write_atomically
+from psm.reporting.templates import template_environment
+from psm.utils.errors import UserError
+from psm.utils.run_folder import write_atomically
 
 
 @dataclass(frozen=True)
@@ -57,16 +58,18 @@ def write_report(study: Study) -> Path:
         drawn = drawings(answer)
         shown = [Shown(drawing.svg(), drawing.caption) for drawing in drawn]
         files = [*_write_figures(study, drawn, shown), *_write_tables(study, answer)]
-        _write(study, answer.name, environment.get_template("experiment.html").render(**_page(answer, shown, files)))
+        _write(
+            study, answer.name, environment.get_template("study-experiment.html").render(**_page(answer, shown, files))
+        )
         first = shown[: max(1, len(shown)) if answer.experiment.draws != "table" else 2]
         entries.append(_entry(answer, first))
-    return _write(study, "index", environment.get_template("index.html").render(**_index(study, answers, entries)))
+    return _write(
+        study, "index", environment.get_template("study-index.html").render(**_index(study, answers, entries))
+    )
 
 
 def _environment() -> Environment:
-    environment = Environment(
-        loader=PackageLoader("psm", "experiments"), autoescape=select_autoescape(), trim_blocks=True, lstrip_blocks=True
-    )
+    environment = template_environment()
     environment.filters |= {"points": _points, "thousands": lambda count: f"{count:,}", "duration": duration}
     return environment
 

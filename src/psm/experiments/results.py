@@ -17,9 +17,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from psm.config import MAY_CHANGE
+from psm.config.schema import MAY_CHANGE
 from psm.experiments.plan import Place, PlannedRun, data_name
-from psm.run import write_atomically
+from psm.utils.run_folder import write_atomically
 
 Row = dict[str, Any]
 ABOUT = ("run", "title", "method", "data", "seed")

@@ -17,13 +17,13 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from psm.allocator import keep_freed_memory
-from psm.config import MAY_CHANGE
-from psm.data.locking import locked
-from psm.errors import Diverged, UserError
+from psm.config.schema import MAY_CHANGE
 from psm.experiments.plan import BASELINES, PlannedRun, data_name
 from psm.experiments.results import Study, has_gradients, read_record, write_record
-from psm.run import Run, read_lines
+from psm.kernels.malloc import keep_freed_memory
+from psm.utils.errors import Diverged, UserError
+from psm.utils.locking import locked
+from psm.utils.run_folder import Run, read_lines
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ def work(job: Job) -> None:
 
 
 def _train(study: Study, run: PlannedRun) -> None:
-    from psm.pretraining import run_pretraining
+    from psm.training.pretrain import run_pretraining
 
     if not _trained(Run(study.run(run.run)), run.epochs):
         run_pretraining(run.settings, {"out": str(study.run(run.run)), "resume": "auto", "progress": False})
@@ -109,7 +109,7 @@ def _score(study: Study, job: Job) -> None:
 
 
 def _evaluate(study: Study, job: Job) -> list[dict[str, Any]]:
-    from psm.scoring import run_evaluation
+    from psm.evaluation.evaluate import run_evaluation
 
     keys = {"checkpoint": str(study.run(job.run.run)), "baselines": job.baselines, "progress": False}
     scores = [asdict(score) for score in run_evaluation(job.run.evaluation, keys).scores]
@@ -122,10 +122,10 @@ def _evaluate(study: Study, job: Job) -> list[dict[str, Any]]:
 
 
 def _gradients(study: Study, run: PlannedRun) -> list[dict[str, Any]]:
-    from psm import settings
-    from psm.config import PretrainConfig
+    from psm.config import merge as settings
+    from psm.config.schema import PretrainConfig
     from psm.data import load
-    from psm.gradients import gradient_ranks
+    from psm.evaluation.gradient_ranks import gradient_ranks
 
     folder = Run(study.run(run.run))
     config = settings.build(PretrainConfig, settings.read_yaml(folder.config))
@@ -136,7 +136,7 @@ def _about(study: Study, job: Job, protocol: dict[str, Any]) -> dict[str, Any]:
     """All that a record says beside its numbers: what was run, on what, how long it took."""
     import torch
 
-    from psm import settings
+    from psm.config import merge as settings
 
     run = Run(study.run(job.run.run))
     config = dict(settings.flatten(settings.read_yaml(run.config))) | {"data": data_name(job.run.data)}

@@ -1,0 +1,98 @@
+"""`psm experiment list | run | report`: parse, call, print. Nothing heavy is imported before it is needed."""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from psm.config import merge as settings
+from psm.config.schema import ExperimentConfig, PretrainConfig
+from psm.experiments.catalogue import EXPERIMENTS
+from psm.experiments.plan import RESERVED, Request, check_keys, make_plan, read_request
+from psm.experiments.presets import PRESETS
+from psm.utils.errors import UserError, did_you_mean
+
+WORDS = ("list", "run", "report")
+
+
+def experiment(arguments: Sequence[str]) -> int:
+    """Do what the first word says; 1 when a run failed."""
+    if not arguments:
+        raise UserError("`psm experiment` needs a word: list, run NAME... or report; see `psm experiment --help`.")
+    word, *rest = arguments
+    if word not in WORDS:
+        hint = did_you_mean(word, WORDS)
+        raise UserError(f"{word!r} is not a word of `psm experiment`{hint}: choose one of {', '.join(WORDS)}.")
+    names = [argument for argument in rest if "=" not in argument]
+    request = read_request(names, *_parse([argument for argument in rest if "=" in argument]))
+    return {"list": _list, "run": _run, "report": _report}[word](request)
+
+
+def _parse(arguments: Sequence[str]) -> tuple[dict[str, Any], ...]:
+    """Wishes from `key=value` arguments, each read by the command that it is a key of."""
+    check_keys(argument.partition("=")[0] for argument in arguments)
+    own = {row.key for row in settings.rows(ExperimentConfig)}
+    mine = [argument for argument in arguments if argument.partition("=")[0] in {*own, "config"}]
+    runs = [argument for argument in arguments if argument not in mine]
+    *files, given = settings.parse(mine, ExperimentConfig)
+    return (*files, given, *settings.parse(runs, PretrainConfig))
+
+
+def _run(request: Request) -> int:
+    if not request.names:
+        raise UserError(f"name what to run: {', '.join(EXPERIMENTS)} or all, for example `psm experiment run table1`.")
+    from psm.experiments.report import write_report
+    from psm.experiments.runner import run_experiments
+
+    try:
+        outcome = run_experiments(request)
+    except KeyboardInterrupt:
+        print("psm: stopped; the same command continues where it was.", file=sys.stderr)
+        return 130
+    print(f"results: {outcome.study.table('results')}")
+    print(f"pages:   {write_report(outcome.study)}")
+    if outcome.failed:
+        print(
+            f"psm: {len(outcome.failed)} of {len(outcome.plan.runs)} runs failed, see "
+            f"{outcome.study.table('failures')}; the same command tries them again.",
+            file=sys.stderr,
+        )
+    return 1 if outcome.failed else 0
+
+
+def _report(request: Request) -> int:
+    from psm.experiments.report import write_report
+    from psm.experiments.results import Study
+
+    print(f"pages: {write_report(Study(Path(request.config.out).expanduser()))}")
+    return 0
+
+
+def _list(request: Request) -> int:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("experiment", "rows", "runs", "question", title=f"Experiments, preset {request.config.preset}")
+    plan = make_plan(replace(request, names=("all",)))
+    names = {run.run for run in plan.runs}
+    for row in EXPERIMENTS.values():
+        runs = {place.run for place in plan.places if place.experiment == row.name} & names
+        table.add_row(row.name, str(len(row.configurations)), str(len(runs)), f"{row.title}. {row.question}")
+    table.add_row("all", "", str(len(names)), "Runs that several experiments need are trained once.")
+    console = Console()
+    console.print(table)
+    scales = Table("preset", "what it is", "takes", title="Presets")
+    for preset in PRESETS.values():
+        scales.add_row(preset.name, preset.title, preset.takes)
+    console.print(scales)
+    return 0
+
+
+def help_of_runs() -> str:
+    """The keys of `psm pretrain` that go to every run."""
+    from psm.cli.main import key_lines
+
+    table = [row for row in settings.rows(PretrainConfig) if row.key not in RESERVED]
+    lines = ["", "Keys of `psm pretrain` go to every run; what an experiment's row sets itself stays as it says.", ""]
+    return "\n".join([*lines, *key_lines(PretrainConfig, table)])

@@ -1,0 +1,1 @@
+"""Settings: what a user may say, how it is merged and checked, and how it is shown."""

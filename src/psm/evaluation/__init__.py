@@ -1,0 +1,1 @@
+"""Scores of frozen encoders, and what a trained run mines. Knows nothing of training."""

@@ -1,0 +1,259 @@
+"""Evaluation from a configuration: freeze an encoder, extract features, store every score with its protocol."""
+
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import lightning
+import torch
+from lightning.fabric.utilities.exceptions import MisconfigurationException
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from torch import Tensor, nn
+
+from psm.config import merge as settings
+from psm.config.schema import EvaluateConfig, PicturesConfig, PretrainConfig, ViewsConfig
+from psm.data import DataSet, Pictures, load
+from psm.evaluation.features import extract
+from psm.evaluation.scores import Accuracy, knn, linear
+from psm.models import networks
+from psm.models.pretrained import Loading, find_encoder, load_encoder
+from psm.training.checkpoint import read_checkpoint
+from psm.utils.errors import UserError
+from psm.utils.run_folder import Run, append_line
+from psm.utils.seeding import derived_seed, generator
+from psm.views.transform import Views
+
+log = logging.getLogger("psm")
+PRECISIONS = ("32-true", "bf16-mixed", "16-mixed")
+
+
+@dataclass(frozen=True)
+class Score:
+    """One number that was measured, with all that it takes to measure it again."""
+
+    of: str  # the method of the encoder, "untrained encoder" or "raw pixels"
+    score: str  # knn or linear
+    top1: float
+    top5: float
+    protocol: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The scores, the run folder they belong to (None for a lone file), and its data if those were scored on."""
+
+    scores: list[Score]
+    run: Path | None
+    training_data: DataSet | None
+
+
+def evaluate(
+    checkpoint: str | Path,
+    data: str | Path | DataSet | None = None,
+    encoder: nn.Module | None = None,
+    **keys: Any,
+) -> list[Score]:
+    """Score a frozen encoder; the keys are those of `psm evaluate`, nested ones as dictionaries.
+
+    ``encoder`` receives the weights where the run was given a network of the user's own.
+    """
+    given = {**keys, "checkpoint": str(checkpoint)}
+    if isinstance(data, (str, Path)):
+        given["data"] = str(data)
+    return run_evaluation(given, data=data if isinstance(data, DataSet) else None, encoder=encoder).scores
+
+
+def run_evaluation(
+    *wishes: Mapping[str, Any], data: DataSet | None = None, encoder: nn.Module | None = None
+) -> Evaluation:
+    """Evaluate as the merged wishes say; ``data`` stands in for what its key names."""
+    asked = settings.build(EvaluateConfig, *wishes)
+    if not asked.checkpoint:
+        raise UserError("checkpoint= is missing: give a run folder, for example checkpoint=runs/a.")
+    check_settings(asked)
+    device = _device(asked.accelerator)
+    file = find_encoder(asked.checkpoint)
+    out = _writable(Path(asked.out).expanduser() if asked.out else _home(file))
+    trained = load_encoder(file, encoder)
+    loading: Loading = trained.loading
+    before = _trained_with(file)
+    pictures = replace(before.pictures if before else PicturesConfig(), size=loading.size)
+    config = settings.build(EvaluateConfig, *wishes, base=EvaluateConfig(pictures=pictures))
+    name = config.data or loading.data
+    as_trained = data is None and before is not None and name == before.data and config.pictures == pictures
+    data = data or load(name, config.pictures, config.progress)
+    if data.test is None:
+        raise UserError(f"data={name} has no labels to score with: give a labelled set, for example data=cifar10.")
+    views = Views(ViewsConfig(size=loading.size), data.size, loading.mean, loading.std)
+    protocol = {
+        "data": name,
+        "pictures": asdict(config.pictures),
+        "train_pictures": len(data.train),
+        "test_pictures": len(data.test),
+        "classes": len(data.classes),
+        "size": loading.size,
+        "encoder": loading.encoder,
+        "stem": loading.stem,
+        "precision": config.precision,
+        "psm": version("psm"),
+        "torch": torch.__version__,
+    }
+    origin = {
+        "checkpoint": str(file),
+        "which": "last" if file.name in ("encoder.safetensors", "last.ckpt") else file.stem,
+        "epoch": loading.epoch,
+        "pretraining_seed": before.seed if before else None,
+        "method": loading.method,
+    }
+    subjects = [(loading.method, trained.to(device), origin)]
+    if config.baselines:
+        subjects = [*_baselines(loading, device, config.seed), *subjects]
+    scores = []
+    with _bars(config.progress) as bars:
+        for of, module, about in subjects:
+            for kind, accuracy, used in _scores(of, module, data, views, config, bars):
+                facts = {**protocol, **about, **used, "seed": config.seed}
+                score = Score(of, kind, accuracy.top1, accuracy.top5, facts)
+                when = datetime.now(UTC).isoformat(timespec="seconds")
+                append_line(out / "scores.jsonl", asdict(score) | {"at": when})
+                scores.append(score)
+    home = Run(_home(file))
+    return Evaluation(scores, home.folder if home.metrics.exists() else None, data if as_trained else None)
+
+
+def _writable(folder: Path) -> Path:
+    """The folder; refused before anything is computed if scores cannot be stored there. Nothing is left behind."""
+    scores = folder / "scores.jsonl"
+    made = [path for path in (scores, folder, *folder.parents) if not path.exists()]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with scores.open("a"):
+            pass
+    except OSError as error:
+        raise UserError(f"out={folder} cannot be written: {error.strerror}.") from None
+    finally:
+        for path in made:
+            with suppress(OSError):
+                path.rmdir() if path.is_dir() else path.unlink()
+    return folder
+
+
+def _device(accelerator: str) -> torch.device:
+    try:
+        return lightning.Fabric(accelerator=accelerator, devices=1).device
+    except (RuntimeError, ValueError, MisconfigurationException) as error:
+        raise UserError(f"accelerator={accelerator} cannot be used: {' '.join(str(error).split())}") from None
+
+
+def _scores(
+    of: str, module: nn.Module, data: DataSet, views: Views, config: EvaluateConfig, bars: Callable[..., Any]
+) -> Iterator[tuple[str, Accuracy, dict[str, Any]]]:
+    classes = len(data.classes)
+
+    def features(pictures: Pictures, prepare: Any = views) -> Tensor:
+        with bars(f"{of}: features", len(pictures)) as advance:
+            return extract(
+                module, pictures, prepare, batch_size=config.batch_size, precision=config.precision, advance=advance
+            )
+
+    train, test = features(data.train), features(data.test)
+    labels = data.train.labels, data.test.labels
+    if config.knn.enabled:
+        used = {"k": min(config.knn.k, len(train)), "temperature": config.knn.temperature}
+        yield "knn", knn(train, labels[0], test, labels[1], classes, config.knn), used
+    if config.linear.enabled:
+        crops = Views(
+            ViewsConfig(preset="small", size=views.size, jitter=0.0, grayscale=0.0), data.size, views.mean, views.std
+        )
+
+        def augmented(epoch: int) -> Tensor:
+            draws = generator(config.seed, "linear views", epoch)
+            return features(
+                data.train, lambda x: crops.apply(x, crops.draw(len(x), draws, views=1, device=x.device))[0]
+            )
+
+        with bars(f"{of}: linear", config.linear.epochs) as advance:
+            accuracy = linear(
+                augmented if config.linear.augment else lambda epoch: train,
+                labels[0],
+                test,
+                labels[1],
+                classes,
+                config.linear,
+                config.seed,
+                advance=lambda epoch: advance(1),
+            )
+        yield "linear", accuracy, {k: v for k, v in asdict(config.linear).items() if k != "enabled"}
+
+
+def _baselines(loading: Loading, device: torch.device, seed: int) -> list[tuple[str, nn.Module, dict[str, Any]]]:
+    untrained_facts = {"checkpoint": None, "which": None, "epoch": 0, "pretraining_seed": None, "method": None}
+    no_encoder = {"encoder": None, "stem": None}
+    rows: list[tuple[str, nn.Module, dict[str, Any]]] = [("raw pixels", nn.Flatten(), untrained_facts | no_encoder)]
+    if loading.encoder == "custom":
+        log.warning("an untrained encoder cannot be made for a network of the user's own: that row is left out.")
+        return rows
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(derived_seed(seed, "weights"))
+        untrained = networks.encoder(loading.encoder, loading.stem, loading.size)
+    return [*rows, ("untrained encoder", untrained.to(device), untrained_facts)]
+
+
+def _home(file: Path) -> Path:
+    """The run folder of a file within one, else the file's own folder."""
+    return file.parent.parent if file.parent.name == "checkpoints" else file.parent
+
+
+def _trained_with(file: Path) -> PretrainConfig | None:
+    """The configuration that the encoder was trained with, where it is known."""
+    if file.suffix == ".ckpt":
+        return settings.build(PretrainConfig, read_checkpoint(file)["psm"]["config"])
+    run = Run(_home(file))
+    is_run = run.marker.exists() and run.config.exists()
+    return settings.build(PretrainConfig, settings.read_yaml(run.config)) if is_run else None
+
+
+def check_settings(config: EvaluateConfig) -> None:
+    """Refuse, in a sentence, what makes no sense."""
+    at_least = (
+        ("knn.k", config.knn.k, 1),
+        ("linear.epochs", config.linear.epochs, 1),
+        ("linear.batch_size", config.linear.batch_size, 1),
+        ("batch_size", config.batch_size, 1),
+        ("linear.lr", config.linear.lr, 0),
+        ("linear.momentum", config.linear.momentum, 0),
+        ("linear.weight_decay", config.linear.weight_decay, 0),
+    )
+    for name, value, least in at_least:
+        if not value >= least:
+            raise UserError(f"{name}={value} is too small: give {least} or more.")
+    if config.precision not in PRECISIONS:
+        raise UserError(f"precision={config.precision} is unknown: choose one of {', '.join(PRECISIONS)}.")
+    if not config.knn.temperature > 0:
+        raise UserError(f"knn.temperature={config.knn.temperature} must be above 0; 0.1 is usual.")
+    if not (config.knn.enabled or config.linear.enabled):
+        raise UserError("knn.enabled=false and linear.enabled=false leave nothing to score: keep one of them.")
+
+
+@contextmanager
+def _bars(shown: bool) -> Iterator[Callable[..., Any]]:
+    """A function that shows a bar for a named piece of work and yields how to advance it."""
+    if not shown:
+        yield lambda name, total: nullcontext(lambda count: None)
+        return
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+
+        @contextmanager
+        def bar(name: str, total: int) -> Iterator[Callable[[int], None]]:
+            task = progress.add_task(name, total=total)
+            yield lambda count: progress.update(task, advance=count)
+            progress.remove_task(task)
+
+        yield bar

@@ -1,0 +1,1 @@
+"""Faster functions for x86 CPUs, behind one door."""

@@ -1,0 +1,1 @@
+"""The losses as functions of embeddings."""

@@ -1,0 +1,1 @@
+"""Methods as rows of parts, and how a configuration becomes one."""

@@ -1,0 +1,1 @@
+"""The memory bank, and how positives and negatives are mined."""

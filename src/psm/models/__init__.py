@@ -1,0 +1,1 @@
+"""Encoders, heads and the online and target networks."""

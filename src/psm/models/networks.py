@@ -1,0 +1,261 @@
+"""Encoders, projector and predictor.
+
+The residual networks carry the names and shapes of torchvision's in their state dict, so that weights trained here load
+there with ``strict=True`` once the classifier is set aside (``fc = Identity()``), and the other way round.
+"""
+
+import importlib
+from collections.abc import Callable
+from types import ModuleType
+
+import torch
+from torch import Tensor, nn
+
+from psm.kernels.basic_block import residual
+from psm.kernels.dispatch import in_one, rectified
+from psm.utils.errors import UserError, did_you_mean
+
+STEMS = ("small", "imagenet")
+SMALL_BELOW = 96  # pixels: the stem that auto takes
+
+
+class BasicBlock(nn.Module):
+    """Two 3x3 convolutions around a shortcut."""
+
+    expansion = 1
+
+    def __init__(self, inputs: int, width: int, stride: int):
+        super().__init__()
+        self.conv1 = convolution(inputs, width, 3, stride)
+        self.bn1 = nn.BatchNorm2d(width)
+        self.conv2 = convolution(width, width, 3)
+        self.bn2 = nn.BatchNorm2d(width)
+        self.downsample = shortcut(inputs, width, stride)
+
+    def forward(self, maps: Tensor) -> Tensor:
+        if in_one(self, maps):
+            return residual(self, maps)
+        inner = rectified(self.bn1, self.conv1(maps))
+        return rectified(self.bn2, self.conv2(inner), plus=self.downsample(maps))
+
+
+class Bottleneck(nn.Module):
+    """A 3x3 convolution between two 1x1 ones, around a shortcut; the 3x3 carries the stride (v1.5)."""
+
+    expansion = 4
+
+    def __init__(self, inputs: int, width: int, stride: int):
+        super().__init__()
+        outputs = width * self.expansion
+        self.conv1 = convolution(inputs, width, 1)
+        self.bn1 = nn.BatchNorm2d(width)
+        self.conv2 = convolution(width, width, 3, stride)
+        self.bn2 = nn.BatchNorm2d(width)
+        self.conv3 = convolution(width, outputs, 1)
+        self.bn3 = nn.BatchNorm2d(outputs)
+        self.downsample = shortcut(inputs, outputs, stride)
+
+    def forward(self, maps: Tensor) -> Tensor:
+        inner = rectified(self.bn1, self.conv1(maps))
+        inner = rectified(self.bn2, self.conv2(inner))
+        return rectified(self.bn3, self.conv3(inner), plus=self.downsample(maps))
+
+
+class ResNet(nn.Module):
+    """Pictures (B, 3, H, W) to features (B, width): a stem, four stages of residual blocks, an average over places."""
+
+    def __init__(
+        self,
+        block: type[BasicBlock | Bottleneck],
+        blocks: tuple[int, ...],
+        widths: tuple[int, ...] = (64, 128, 256, 512),
+        stem: str = "imagenet",
+        small_stride: int = 1,
+    ):
+        super().__init__()
+        self.stem = stem
+        if stem == "imagenet":
+            self.conv1 = convolution(3, widths[0], 7, stride=2)
+            self.maxpool = nn.MaxPool2d(3, stride=2, padding=1)
+        else:
+            self.conv1 = convolution(3, widths[0], 3, small_stride)
+            self.maxpool = nn.Identity()
+        self.bn1 = nn.BatchNorm2d(widths[0])
+        inputs = widths[0]
+        for stage, (count, width) in enumerate(zip(blocks, widths, strict=True), start=1):
+            layer = []
+            for index in range(count):
+                layer.append(block(inputs, width, stride=2 if stage > 1 and index == 0 else 1))
+                inputs = width * block.expansion
+            self.add_module(f"layer{stage}", nn.Sequential(*layer))
+        self.width = inputs
+
+    def forward(self, pictures: Tensor) -> Tensor:
+        maps = self.maxpool(rectified(self.bn1, self.conv1(pictures)))
+        maps = self.layer4(self.layer3(self.layer2(self.layer1(maps))))
+        return maps.mean((2, 3))
+
+
+def convolution(inputs: int, outputs: int, size: int, stride: int = 1) -> nn.Conv2d:
+    """A convolution before a batch norm: no bias, sides kept (before the stride), He's initialisation by fan-out."""
+    layer = nn.Conv2d(inputs, outputs, size, stride, padding=size // 2, bias=False)
+    nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
+    return layer
+
+
+def shortcut(inputs: int, outputs: int, stride: int) -> nn.Module:
+    """The way past a block: the identity where shapes agree, else a 1x1 convolution."""
+    if inputs == outputs and stride == 1:
+        return nn.Identity()
+    return nn.Sequential(convolution(inputs, outputs, 1, stride), nn.BatchNorm2d(outputs))
+
+
+ENCODERS: dict[str, Callable[[str], ResNet]] = {
+    # Learns on a laptop's CPU: 1.2 M parameters, and its small stem halves the picture.
+    "tiny": lambda stem: ResNet(BasicBlock, (1, 1, 1, 1), (32, 64, 128, 256), stem, small_stride=2),
+    "resnet18": lambda stem: ResNet(BasicBlock, (2, 2, 2, 2), stem=stem),
+    "resnet34": lambda stem: ResNet(BasicBlock, (3, 4, 6, 3), stem=stem),
+    "resnet50": lambda stem: ResNet(Bottleneck, (3, 4, 6, 3), stem=stem),
+}
+
+
+def encoder(name: str, stem: str = "auto", picture_size: int = 32) -> nn.Module:
+    """A new encoder, pictures (B, 3, H, W) to features (B, ``width``), by its name.
+
+    ``tiny``, ``resnet18``, ``resnet34`` and ``resnet50`` are written here; ``torchvision/NAME`` and ``timm/NAME`` are
+    taken, untrained and without their classifier, from those packages. The stem ``small`` is a 3x3 convolution without
+    pooling, ``imagenet`` the 7x7 one with it; ``auto`` takes ``small`` below 96 pixels.
+    """
+    if stem not in (*STEMS, "auto"):
+        raise UserError(f"the stem {stem!r} is not known; use small, imagenet or auto.")
+    library, _, model = name.rpartition("/")
+    if library in LIBRARIES:
+        if stem == "small":
+            raise UserError(f"the encoder {name!r} comes with its own stem; leave the stem at auto for it.")
+        network = LIBRARIES[library](model)
+        network.width = feature_width(network, picture_size, name)
+        return network
+    if name not in ENCODERS:
+        known = f"{', '.join(ENCODERS)}, torchvision/NAME or timm/NAME"
+        raise UserError(f"the encoder {name!r} is not known{did_you_mean(name, ENCODERS)}; use {known}.")
+    if stem == "auto":
+        stem = "small" if picture_size < SMALL_BELOW else "imagenet"
+    return ENCODERS[name](stem)
+
+
+def prefers_channels_last(device: torch.device | str) -> bool:
+    """Whether networks and pictures should be stored channels-last on a device.
+
+    Measured on two CPU cores (AVX-512, torch 2.13, float32), forward and backward of 256 pictures of 32 pixels:
+    channels-last is 1.2 times as fast for ``tiny`` and for ``resnet18``, with one thread and with two. On CUDA it is
+    the layout that tensor cores work in. Elsewhere it has not been measured.
+    """
+    return torch.device(device).type in ("cpu", "cuda")
+
+
+def projector(width: int, hidden: int = 512, out: int = 128) -> nn.Sequential:
+    """Features to the space in which the loss compares."""
+    return two_layers(width, hidden, out)
+
+
+def predictor(width: int = 128, hidden: int = 512, out: int = 128) -> nn.Sequential:
+    """The online branch's projection to its query."""
+    return two_layers(width, hidden, out)
+
+
+def two_layers(width: int, hidden: int, out: int) -> nn.Sequential:
+    """Each layer followed by batch norm and ReLU, the last by batch norm alone; batch norm makes a bias idle."""
+    return nn.Sequential(
+        nn.Linear(width, hidden, bias=False),
+        nn.BatchNorm1d(hidden),
+        nn.ReLU(inplace=True),
+        nn.Linear(hidden, out, bias=False),
+        nn.BatchNorm1d(out),
+    )
+
+
+class PooledEncoder(nn.Module):
+    """Somebody's module as an encoder: its maps (B, D, h, w), if it gives maps, are averaged over places."""
+
+    def __init__(self, module: nn.Module, width: int):
+        super().__init__()
+        self.module = module
+        self.width = width
+
+    def forward(self, pictures: Tensor) -> Tensor:
+        features = self.module(pictures)
+        return features.mean((2, 3)) if features.ndim == 4 else features
+
+
+def as_encoder(module: nn.Module, picture_size: int = 32) -> nn.Module:
+    """Any module that maps pictures (B, 3, H, W) to (B, D) or (B, D, h, w) as an encoder whose width is found out."""
+    return PooledEncoder(module, feature_width(module, picture_size, type(module).__name__))
+
+
+def unwrapped(network: nn.Module) -> nn.Module:
+    """The user's own module of an encoder that ``as_encoder`` made, else the encoder itself."""
+    return network.module if isinstance(network, PooledEncoder) else network
+
+
+@torch.no_grad()
+def feature_width(module: nn.Module, picture_size: int, name: str) -> int:
+    """D of a module's output (B, D) or (B, D, h, w), from a dry run that leaves the module as it was."""
+    modes = {part: part.training for part in module.modules()}
+    device = next((tensor.device for tensor in (*module.parameters(), *module.buffers())), torch.device("cpu"))
+    pictures = torch.zeros(2, 3, picture_size, picture_size, device=device)
+    module.eval()
+    try:
+        features = module(pictures)
+    except Exception as error:
+        reason = str(error).strip().partition("\n")[0] or type(error).__name__
+        raise UserError(
+            f"the encoder {name!r} does not take pictures of {picture_size} pixels ({reason}); "
+            "give larger pictures or another encoder."
+        ) from error
+    finally:
+        for part, training in modes.items():
+            part.training = training
+    if not isinstance(features, Tensor) or features.ndim not in (2, 4) or len(features) != 2:
+        given = f"shape {tuple(features.shape)}" if isinstance(features, Tensor) else f"type {type(features).__name__}"
+        raise UserError(
+            f"the encoder {name!r} turns two pictures into output of {given}; it must be (B, D) or (B, D, h, w)."
+        )
+    return features.shape[1]
+
+
+def torchvision_model(name: str) -> nn.Module:
+    """A classification model of torchvision's, its last linear layer replaced by the identity."""
+    models = installed("torchvision").models
+    known = models.list_models(module=models)
+    if name not in known:
+        raise UserError(f"torchvision has no classification model {name!r}{did_you_mean(name, known)}.")
+    network = models.get_model(name, weights=None)
+    linear = [path for path, part in network.named_modules() if isinstance(part, nn.Linear)]
+    if not linear:
+        raise UserError(f"the model torchvision/{name} has no linear classifier to set aside; use another encoder.")
+    parent, _, last = linear[-1].rpartition(".")
+    setattr(network.get_submodule(parent), last, nn.Identity())
+    return network
+
+
+def timm_model(name: str) -> nn.Module:
+    """A model of timm's without its classifier."""
+    timm = installed("timm")
+    known = timm.list_models()
+    if name not in known:
+        raise UserError(f"timm has no model {name!r}{did_you_mean(name, known)}.")
+    return timm.create_model(name, pretrained=False, num_classes=0)
+
+
+LIBRARIES: dict[str, Callable[[str], nn.Module]] = {"torchvision": torchvision_model, "timm": timm_model}
+
+
+def installed(package: str) -> ModuleType:
+    """An optional package, or the way to install it."""
+    try:
+        return importlib.import_module(package)
+    except (ImportError, RuntimeError) as error:  # torchvision built for another torch fails with the latter
+        raise UserError(
+            f"the encoder needs {package}, which cannot be imported ({error}); "
+            f"install it with `pip install 'psm[{package}]'`."
+        ) from error

@@ -1,0 +1,1 @@
+"""Tables in the terminal, pages for a browser."""

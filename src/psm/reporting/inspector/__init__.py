@@ -1,0 +1,141 @@
+"""The mining inspector: a page where one picks a query and sees what was mined for it, right and wrong."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from psm.config import merge as settings
+from psm.config.schema import InspectConfig, PretrainConfig
+from psm.data import DataSet, load
+from psm.reporting.inspector.facts import Facts, choose, gather
+from psm.reporting.inspector.page import render
+from psm.training.checkpoint import read_checkpoint
+from psm.utils.errors import UserError
+from psm.utils.progress import counting
+from psm.utils.run_folder import Run, write_atomically
+from psm.views.transform import channel_statistics
+
+CLOSE = 1e-4  # of channel means: other pictures differ by more, another machine's rounding by less
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """The page that was written, the facts on it, and what its reader should know."""
+
+    page: Path
+    facts: Facts
+    remarks: list[str]
+
+
+def inspect(
+    run: str | Path, data: str | Path | DataSet | None = None, encoder: nn.Module | None = None, **keys: Any
+) -> Inspection:
+    """Write a page that shows what a run mined; the keys are those of `psm inspect`, nested ones as dictionaries.
+
+    >>> psm.inspect("runs/a", queries=100).page  # doctest: +SKIP
+
+    ``encoder`` receives the weights where the run was given a network of the user's own.
+    """
+    given = {**keys, "run": str(run)}
+    if isinstance(data, (str, Path)):
+        given["data"] = str(data)
+    return run_inspection(given, data=data if isinstance(data, DataSet) else None, encoder=encoder)
+
+
+def run_inspection(
+    *wishes: Mapping[str, Any], data: DataSet | None = None, encoder: nn.Module | None = None
+) -> Inspection:
+    """Inspect as the merged wishes say; ``data`` stands in for what its key names."""
+    asked = settings.build(InspectConfig, *wishes)
+    _check(asked)
+    run = _found(asked.run)
+    page = _page(run, asked)
+    about = read_checkpoint(run.checkpoint)["psm"]
+    trained = settings.build(PretrainConfig, about["config"])
+    if trained.encoder == "custom" and encoder is None:
+        raise UserError(
+            f"run={run.folder} trained a network of its user's own, which cannot be rebuilt from it: call psm.inspect "
+            "from Python with that network as encoder=."
+        )
+    config = settings.build(InspectConfig, *wishes, base=InspectConfig(pictures=trained.pictures))
+    data = data or load(config.data or trained.data, config.pictures, config.progress)
+    _refuse_other_pictures(run, about, data, config.data or trained.data)
+    queries = choose(data.train, config.queries, config.seed, "inspected queries")
+    others = choose(data.train, config.others, config.seed, "inspected others")
+    checkpoints = [*run.snapshots, run.checkpoint]
+    done = 0
+    with counting("mining", len(checkpoints) * (len(queries) + len(others)), config.progress) as show:
+
+        def advance(count: int) -> None:
+            nonlocal done
+            done += count
+            show(done)
+
+        facts = gather(checkpoints, data.train, queries, others, config.negatives, encoder, advance)
+    content = render(facts, data, trained, run.folder.resolve().name)
+    try:
+        write_atomically(page, lambda file: file.write(content.encode()))
+    except OSError as error:
+        raise UserError(f"out={page} cannot be written: {error.strerror}.") from None
+    return Inspection(page, facts, _remarks(facts, trained))
+
+
+def _remarks(facts: Facts, trained: PretrainConfig) -> list[str]:
+    remarks = []
+    if not facts.composition.mines:
+        remarks.append(f"{trained.method} mines no positives: the page shows the nearest pictures that it could mine.")
+    if len(facts.epochs) == 1:
+        remarks.append(
+            "one epoch to look at: train with save.snapshots=5 to keep a checkpoint every five, and see mining change."
+        )
+    return remarks
+
+
+def _found(given: str) -> Run:
+    if not given:
+        raise UserError("run= is missing: give a run folder, for example psm inspect runs/a.")
+    run = Run(Path(given).expanduser())
+    if not run.folder.is_dir():
+        kind = "is a file" if run.folder.exists() else "does not exist"
+        raise UserError(f"run={given} {kind}: give the folder that psm pretrain wrote, its out=.")
+    if not run.checkpoint.exists():
+        said = "has no checkpoint yet: wait for its first epoch" if run.config.exists() else "is not a run folder"
+        raise UserError(f"run={given} {said}; checkpoints/{run.checkpoint.name} is looked for.")
+    return run
+
+
+def _page(run: Run, config: InspectConfig) -> Path:
+    """Where the page goes; refused before anything is computed if it cannot go there."""
+    page = Path(config.out).expanduser() if config.out else run.inspection
+    if page.is_dir():
+        raise UserError(f"out={page} is a folder: name a file, for example out={page / 'inspect.html'}.")
+    if config.out and page.exists() and not config.overwrite:
+        raise UserError(f"out={page} exists: give overwrite=true to replace it, or another out.")
+    there = next(folder for folder in page.absolute().parents if folder.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK):
+        raise UserError(f"out={page} cannot be written: {there} is no folder that you may write to.")
+    return page
+
+
+def _refuse_other_pictures(run: Run, about: dict[str, Any], data: DataSet, name: str) -> None:
+    """The bank names pictures by their place: their number and their statistics tell whether they are the run's."""
+    advice = "restore them, or say with data= and pictures.* where they are now."
+    if about["pictures"] != len(data.train):
+        raise UserError(
+            f"data={name} holds {len(data.train)} training pictures and the run in {run.folder} was trained on "
+            f"{about['pictures']}: {advice}"
+        )
+    now, then = channel_statistics(data.train)[0], about["loading"]["mean"]
+    if max(abs(a - b) for a, b in zip(now, then, strict=True)) > CLOSE:
+        raise UserError(f"data={name} does not hold the pictures that the run in {run.folder} was trained on: {advice}")
+
+
+def _check(config: InspectConfig) -> None:
+    for name, least in (("queries", 1), ("negatives", 1), ("others", 2)):
+        value = getattr(config, name)
+        if value < least:
+            raise UserError(f"{name}={value} is too small: give {least} or more.")

@@ -1,0 +1,79 @@
+"""A run as one page that can be opened anywhere: curves, scores, and what was mined."""
+
+import base64
+import io
+import logging
+from pathlib import Path
+
+import torch
+
+from psm.config import merge as settings
+from psm.config.schema import PretrainConfig
+from psm.data import DataSet, load
+from psm.evaluation.mining_analysis import MinedQuery, mined_samples
+from psm.methods.registry import METHODS
+from psm.reporting.curves import curves
+from psm.reporting.templates import template_environment
+from psm.utils.errors import UserError
+from psm.utils.run_folder import Run, read_lines, write_atomically
+
+log = logging.getLogger("psm")
+QUERIES = 8
+
+
+def write_page(folder: Path | str, data: DataSet | None = None) -> Path:
+    """Write (or renew) report.html of a run folder. ``data`` saves loading the pictures again."""
+    run = Run(Path(folder))
+    config = settings.build(PretrainConfig, settings.read_yaml(run.config))
+    metrics, scores = read_lines(run.metrics), read_lines(run.scores)
+    pictures: dict[int, str] = {}
+    queries: list[MinedQuery] = []
+    try:
+        data = data or load(config.data, config.pictures, progress=False)
+        if run.checkpoint.exists() and config.encoder != "custom":
+            chosen = torch.linspace(0, len(data.train) - 1, min(QUERIES, len(data.train))).long().unique()
+            found = mined_samples(run.checkpoint, data, chosen)
+            queries = [query for query in found if query.positives or query.negatives]
+            pictures = _pictures(data, queries) if queries else {}
+    except UserError as error:  # the page is worth having without pictures
+        log.warning("the page has no pictures: %s", error)
+    page = (
+        template_environment()
+        .get_template("run.html")
+        .render(
+            title=METHODS[config.method].title if config.method in METHODS else config.method,
+            config=config,
+            folder=run.folder.name,
+            settings=settings.to_yaml(config),
+            curves=curves(metrics),
+            last=metrics[-1] if metrics else {},
+            scores=_newest(scores),
+            queries=queries,
+            pictures=pictures,
+            classes=data.classes if data else (),
+            labels=data.train.labels if data else None,
+        )
+    )
+    write_atomically(run.page, lambda file: file.write(page.encode()))
+    return run.page
+
+
+def _newest(scores: list[dict]) -> list[dict]:
+    """The newest score of each thing, as rows with both scores."""
+    rows: dict[str, dict] = {}
+    for score in scores:
+        rows.setdefault(score["of"], {"of": score["of"]})[score["score"]] = score
+    return list(rows.values())
+
+
+def _pictures(data: DataSet, queries: list[MinedQuery]) -> dict[int, str]:
+    """Every picture on the page, once, as a data URL."""
+    from PIL import Image
+
+    wanted = sorted({q.picture for q in queries} | {s.picture for q in queries for s in (*q.positives, *q.negatives)})
+    urls = {}
+    for index, pixels in zip(wanted, data.train.take(torch.tensor(wanted)), strict=True):
+        stream = io.BytesIO()
+        Image.fromarray(pixels.permute(1, 2, 0).numpy()).save(stream, "PNG", optimize=True)
+        urls[index] = "data:image/png;base64," + base64.b64encode(stream.getvalue()).decode()
+    return urls

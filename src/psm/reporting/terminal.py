@@ -1,0 +1,136 @@
+"""Tables on the terminal: methods, data sets, scores."""
+
+from collections.abc import Iterable
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.table import Table
+
+from psm.config.schema import DataConfig
+from psm.methods.registry import METHODS, Composition, find
+from psm.utils.errors import UserError
+
+if TYPE_CHECKING:
+    from psm.evaluation.evaluate import Score
+
+
+def methods_table() -> None:
+    table = Table("method", "networks", "positives", "negatives", "mass", "objective", title="Methods")
+    for row in METHODS.values():
+        table.add_row(row.name, *_composition(row.composition))
+    Console().print(table)
+
+
+def _composition(parts: Composition) -> tuple[str, ...]:
+    """The parts of a method in a few words each."""
+    topology, positives, negatives, loss = parts.topology, parts.positives, parts.negatives, parts.loss
+    networks = "online + EMA" if topology.target else "one"
+    pulled = {
+        "key": "key",
+        "nearest": "nearest bank row",
+        "neighbours": f"key + {positives.k} bank rows ({positives.weighting})",
+    }[positives.rule]
+    pushed = {
+        "views": "other images, both views",
+        "positives": "other images' positives",
+        "queries": "other images' predictions",
+        "bank": f"bank of {parts.bank.size}",
+        "none": "none",
+    }[negatives.source]
+    if negatives.mixed + negatives.mixed_query:
+        pushed += f" + {negatives.mixed + negatives.mixed_query} mixed"
+    if negatives.pnsm:
+        pushed += f", PNSM a={negatives.a:g}"
+    mass = negatives.mass if loss.objective == "contrastive" else "–"
+    terms = f"{loss.objective}, t={loss.temperature:g}" if loss.objective == "contrastive" else loss.objective
+    if loss.hard:
+        terms += f", + {loss.hard:g} L_hard"
+    return networks + (" + predictor" if topology.predictor else ""), pulled, pushed, mass, terms
+
+
+def method_table(name: str) -> None:
+    method = find(name)
+    table = Table("key", "value", "meaning", title=method.title, caption=method.reference)
+    for group in fields(method.composition):
+        part = getattr(method.composition, group.name)
+        for f in fields(part):
+            value = getattr(part, f.name)
+            shown = str(value).lower() if isinstance(value, bool) else str(value)
+            table.add_row(f"{group.name}.{f.name}", shown, f.metadata["meaning"])
+    Console().print(table)
+
+
+def scores_table(scores: Iterable["Score"]) -> None:
+    """A row for each thing that was scored, a column for each score."""
+    scores = list(scores)
+    kinds = list(dict.fromkeys(score.score for score in scores))
+    protocol = scores[-1].protocol
+    caption = (
+        f"{protocol['data']}: {protocol['train_pictures']:,} training and {protocol['test_pictures']:,} test pictures, "
+        f"{protocol['classes']} classes; encoder {protocol['encoder']}, epoch {protocol['epoch']}"
+    )
+    table = Table("", *(f"{kind} top-{n}" for kind in kinds for n in (1, 5)), caption=caption)
+    for of in dict.fromkeys(score.of for score in scores):
+        cells = {score.score: score for score in scores if score.of == of}
+        table.add_row(of, *(f"{x:.2f}" for kind in kinds for x in (cells[kind].top1, cells[kind].top5)))
+    Console().print(table)
+
+
+def published_table() -> None:
+    from psm.data.registry import published
+
+    rows = published()
+    table = Table(*rows[0]._fields, title="Data sets by name; any folder of pictures works too")
+    for row in rows:
+        table.add_row(*(f"{x:,}" if isinstance(x, int) else str(x) for x in row))
+    Console().print(table)
+
+
+def data_table(config: DataConfig) -> None:
+    from psm.data import load
+
+    sheet = Path(config.sheet).expanduser() if config.sheet else None
+    if sheet:
+        _check_sheet(sheet)
+    data = load(config.data, config.pictures)
+    table = Table("", "", title=data.name, show_header=False)
+    table.add_row("training pictures", f"{len(data.train):,}")
+    table.add_row("test pictures", f"{len(data.test):,}" if data.test is not None else "none")
+    table.add_row("classes", ", ".join(data.classes[:20]) + (" …" * (len(data.classes) > 20)) or "unlabelled")
+    table.add_row("held at", f"{data.size} x {data.size} pixels")
+    table.add_row("unreadable files", str(len(data.unreadable)))
+    Console().print(table)
+    for file, reason in data.unreadable[:20]:
+        print(f"unreadable: {file}: {reason}")
+    if sheet:
+        _sheet(data, sheet)
+
+
+def _check_sheet(path: Path) -> None:
+    if path.suffix.lower() != ".png":
+        raise UserError(f"sheet={path} must end in .png.")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"sheet={path} cannot be written: {error.strerror}.") from None
+
+
+def _sheet(data, path: Path) -> None:
+    """A contact sheet: rows of pictures, a row a class where labels exist."""
+    import torch
+    from PIL import Image
+
+    columns = 16
+    if data.classes:
+        rows = [(data.train.labels == c).nonzero().flatten()[:columns] for c in range(min(len(data.classes), 20))]
+    else:
+        rows = list(torch.linspace(0, len(data.train) - 1, min(len(data.train), 8 * columns)).long().split(columns))
+    size = data.size + 2
+    sheet = torch.full((len(rows) * size, columns * size, 3), 255, dtype=torch.uint8)
+    for y, row in enumerate(rows):
+        for x, picture in enumerate(data.train.take(row)):
+            sheet[y * size : y * size + size - 2, x * size : x * size + size - 2] = picture.permute(1, 2, 0)
+    Image.fromarray(sheet.numpy()).save(path)
+    print(f"sheet: {path}")

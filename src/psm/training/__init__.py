@@ -1,0 +1,1 @@
+"""Pretraining: the step, the trainer, checkpoints, several processes."""

@@ -1,0 +1,103 @@
+"""Everything that knows of several processes; on one process each function is a no-op.
+
+Losses see gathered tensors and do not know of ranks: every process computes the loss of the joined batch.
+"""
+
+import logging
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from psm.utils.devices import without_autocast
+
+log = logging.getLogger("psm")
+
+
+def world() -> int:
+    """Number of processes that train together."""
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+
+
+def gather(local: Tensor, dim: int = 0) -> Tensor:
+    """The joined tensor of all processes, in order of rank. Its backward sums over processes.
+
+    Each process backpropagates the whole loss to its own slice, so the summed slice is `world` times the gradient; the
+    mean that DDP takes over processes makes it exactly that of one process on the joined batch.
+    """
+    return local if world() == 1 else _Gather.apply(local, dim)
+
+
+class _Gather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, local: Tensor, dim: int) -> Tensor:
+        ctx.dim, ctx.length = dim, local.shape[dim]
+        parts = [torch.empty_like(local, memory_format=torch.contiguous_format) for _ in range(world())]
+        dist.all_gather(parts, local.contiguous())
+        return torch.cat(parts, dim)
+
+    @staticmethod
+    def backward(ctx, gradient: Tensor) -> tuple[Tensor, None]:
+        gradient = gradient.contiguous().clone()
+        dist.all_reduce(gradient)
+        return gradient.narrow(ctx.dim, dist.get_rank() * ctx.length, ctx.length), None
+
+
+class _Sum(torch.autograd.Function):
+    """The sum over processes; its backward is the same sum."""
+
+    @staticmethod
+    def forward(ctx, local: Tensor) -> Tensor:
+        total = local.clone()
+        dist.all_reduce(total)
+        return total
+
+    @staticmethod
+    def backward(ctx, gradient: Tensor) -> Tensor:
+        return _Sum.forward(ctx, gradient.contiguous())
+
+
+class JoinedBatchNorm(nn.modules.batchnorm._BatchNorm):
+    """Batch norm over the joined batch on the CPU, which torch's own SyncBatchNorm refuses."""
+
+    def _check_input_dim(self, input: Tensor) -> None:
+        pass
+
+    def forward(self, input: Tensor) -> Tensor:
+        if not self.training or world() == 1:
+            return super().forward(input)
+        axes = [axis for axis in range(input.dim()) if axis != 1]
+        shape = [1, -1] + [1] * (input.dim() - 2)
+        count = world() * input.numel() / input.shape[1]
+        with without_autocast(input.device):
+            values = input.to(torch.promote_types(input.dtype, torch.float32))
+            mean = _Sum.apply(values.sum(axes)) / count
+            centred = values - mean.view(shape)
+            variance = _Sum.apply(centred.square().sum(axes)) / count
+            with torch.no_grad():
+                self.num_batches_tracked.add_(1)
+                unbiased = variance.detach() * (count / (count - 1))
+                self.running_mean.lerp_(mean.detach().to(self.running_mean.dtype), self.momentum)
+                self.running_var.lerp_(unbiased.to(self.running_var.dtype), self.momentum)
+            normed = centred * torch.rsqrt(variance + self.eps).view(shape)
+            joined = normed * self.weight.view(shape) + self.bias.view(shape) if self.affine else normed
+        return joined.to(input.dtype)
+
+
+def join_batch_norm(module: nn.Module, device: torch.device) -> nn.Module:
+    """Let batch norm run over the joined batch, so that the number of devices does not change the result.
+
+    A module changes its class and keeps its state: there is nothing to copy or to lose. Kinds of batch norm that do
+    more than torch's own are left as they are, with a word.
+    """
+    for name, child in module.named_modules():
+        if not isinstance(child, nn.modules.batchnorm._BatchNorm) or isinstance(child, nn.SyncBatchNorm):
+            continue
+        plain = type(child) in (nn.BatchNorm1d, nn.BatchNorm2d) and child.track_running_stats
+        if not plain or child.momentum is None:
+            log.warning("%s (%s) runs over each device's pictures alone.", name, type(child).__name__)
+        elif device.type == "cpu":
+            child.__class__ = JoinedBatchNorm
+        else:
+            child.__class__, child.process_group = nn.SyncBatchNorm, None
+    return module

@@ -1,0 +1,1 @@
+"""Errors, seeds, files, locks, devices: what every other room may use."""

@@ -1,0 +1,99 @@
+"""Configuration: merging, types, and mistakes answered in a sentence that names the nearest valid key."""
+
+import pytest
+
+from psm.config import merge as settings
+from psm.config.schema import EvaluateConfig, PretrainConfig
+from psm.utils.errors import UserError
+
+
+def build(*arguments):
+    return settings.build(PretrainConfig, *settings.parse(arguments, PretrainConfig))
+
+
+def test_types_and_nesting():
+    config = build("epochs=3", "optim.lr=1e-2", "views.crop=[0.3,1]", "pictures.size=none", "devices=2", "resume=true")
+    assert (config.epochs, config.optim.lr, config.views.crop) == (3, 0.01, [0.3, 1.0])
+    assert (config.pictures.size, config.devices, config.resume) == (None, "2", "true")
+    assert build("epochs=1e1").epochs == 10
+
+
+def test_text_is_taken_to_the_letter():
+    assert build("pictures.labels=none").pictures.labels == "none"
+    assert build("pictures.cache=none").pictures.cache is None
+    assert build("data=/a: b/[c]").data == "/a: b/[c]"
+    assert build("out=1e3").out == "1e3"
+
+
+def test_file_then_arguments(tmp_path):
+    file = tmp_path / "a.yaml"
+    file.write_text("epochs: 7\noptim: {lr: 0.3, momentum: 0.5}\n")
+    config = build(f"config={file}", "optim.lr=0.2")
+    assert (config.epochs, config.optim.lr, config.optim.momentum) == (7, 0.2, 0.5)
+    assert build("optim.lr=0.2", f"config={file}").optim.lr == 0.2
+
+
+def test_round_trip(tmp_path):
+    config = build("views.crop=[0.5,1]", "trainer.max_steps=4", "loggers=[csv]", "optim.clip=1")
+    file = tmp_path / "a.yaml"
+    file.write_text(settings.to_yaml(config))
+    assert build(f"config={file}") == config
+
+
+def test_python_dictionaries_and_dotted_keys():
+    config = settings.build(PretrainConfig, {"positives": {"k": 3}, "optim.lr": 0.5})
+    assert (config.positives.k, config.optim.lr) == (3, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("argument", "says"),
+    [
+        ("epoch=3", "did you mean 'epochs'"),
+        ("lr=3", "did you mean 'optim.lr'"),
+        ("positive.k=3", "did you mean 'positives.k'"),
+        ("zzz=3", "psm pretrain --help"),
+        ("optim.lr=nan", "optim.lr=nan is not finite"),
+        ("views.crop=[0.1,.inf]", "is not finite"),
+        ("epochs=x", "epochs=x is not a whole number"),
+        ("epochs=1.5", "epochs=1.5 is not a whole number"),
+        ("epochs=", "epochs=none is not a whole number"),
+        ("optim.lr=fast", "optim.lr=fast is not a number"),
+        ("monitor.knn=maybe", "monitor.knn=maybe is not true/false"),
+        ("views.crop=3", "views.crop=3 is not a list of numbers"),
+        ("views=3", "views is a group of keys"),
+        ("--epochs", "is not key=value"),
+        ("out=???", "out cannot be read"),
+        ("out=${nothing}", "out cannot be read"),
+        ("config=/does/not/exist.yaml", "cannot be read"),
+    ],
+)
+def test_mistakes(argument, says):
+    with pytest.raises(UserError, match=says):
+        build(argument)
+
+
+def test_unknown_key_in_a_file(tmp_path):
+    file = tmp_path / "a.yaml"
+    file.write_text("optim: {lrr: 0.3}\n")
+    with pytest.raises(UserError, match=r"did you mean 'optim\.lr'"):
+        build(f"config={file}")
+    file.write_text("- a\n- b\n")
+    with pytest.raises(UserError, match="must hold keys and values"):
+        build(f"config={file}")
+    file.write_text("a: [")
+    with pytest.raises(UserError, match="not valid YAML"):
+        build(f"config={file}")
+
+
+@pytest.mark.parametrize("name", ["out", "overwrite", "resume", "progress"])
+def test_a_file_describes_a_run_and_not_one_call(tmp_path, name):
+    file = tmp_path / "a.yaml"
+    file.write_text(f"epochs: 3\n{name}: true\n")
+    with pytest.raises(UserError, match=f"sets {name}, which is about one call"):
+        build(f"config={file}")
+    assert name not in settings.to_dict(PretrainConfig(out="a"))
+
+
+def test_every_key_has_a_meaning():
+    for schema in (PretrainConfig, EvaluateConfig):
+        assert all(row.meaning for row in settings.rows(schema))

@@ -1,0 +1,212 @@
+"""The memory-mapped cache: equal to memory, built once, and whole whatever happens while it is built."""
+
+import multiprocessing
+import shutil
+import signal
+import time
+from collections import namedtuple
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from psm.config.schema import PicturesConfig
+from psm.data import decode, load
+from psm.data.cache import Entry
+from psm.utils.errors import UserError
+
+FORK = multiprocessing.get_context("fork") if "fork" in multiprocessing.get_all_start_methods() else None
+needs_fork = pytest.mark.skipif(FORK is None, reason="child processes are forked")
+SMALL = 1e-7  # GB: everything goes through the cache
+
+
+@pytest.fixture
+def root(tmp_path):
+    generator = np.random.default_rng(0)
+    for kind in ("a", "b"):
+        (tmp_path / "pictures" / kind).mkdir(parents=True)
+        for number in range(30):
+            pixels = generator.integers(0, 256, (12, 12, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(tmp_path / "pictures" / kind / f"{number:02}.png")
+    (tmp_path / "pictures" / "b" / "05.png").write_bytes(b"")
+    return tmp_path / "pictures"
+
+
+def read(root, cache, **settings):
+    settings = {"memory": SMALL, "size": 8} | settings
+    return load(str(root), PicturesConfig(cache=str(cache), **settings), progress=False)
+
+
+def entries(cache):
+    return sorted(path.name for path in cache.iterdir() if path.is_dir())
+
+
+def assert_same(one, other):
+    for part, expected in ((one.train, other.train), (one.test, other.test)):
+        everything = torch.arange(len(expected))
+        assert len(part) == len(expected)
+        assert torch.equal(part.take(everything), expected.take(everything))
+        assert torch.equal(part.labels, expected.labels)
+    assert (one.classes, one.unreadable) == (other.classes, other.unreadable)
+
+
+def test_equal_to_memory_and_built_once(root, tmp_path, monkeypatch):
+    cache = tmp_path / "cache"
+    in_memory = read(root, cache, memory=1.0)
+    assert not cache.exists()
+    mapped = read(root, cache)
+    assert (mapped.train.mapped, in_memory.train.mapped) == (True, False)
+    assert_same(mapped, in_memory)
+    assert len(mapped.unreadable) == 1
+    monkeypatch.setattr(decode, "decode", None)  # a second decoding would fail
+    assert_same(read(root, cache), in_memory)
+    assert len(entries(cache)) == 2
+
+
+@pytest.mark.parametrize("name", ["shapes", "cifar"])
+def test_other_sources_use_it_too(tmp_path, name):
+    if name == "cifar":
+        folder = tmp_path / "cifar-10-batches-bin"
+        folder.mkdir()
+        rows = np.random.default_rng(1).integers(0, 10, (4, 3073), dtype=np.uint8)
+        for file in [f"data_batch_{number}" for number in range(1, 6)] + ["test_batch"]:
+            rows.tofile(folder / f"{file}.bin")
+        (folder / "batches.meta.txt").write_text("\n".join("abcdefghij"))
+        name = str(folder)
+    settings = {"limit": 20, "size": 16}
+    mapped = load(name, PicturesConfig(memory=SMALL, cache=str(tmp_path / "cache"), **settings), progress=False)
+    assert mapped.train.mapped
+    assert_same(mapped, load(name, PicturesConfig(**settings), progress=False))
+
+
+def test_changed_files_and_sizes_are_built_anew(root, tmp_path):
+    cache = tmp_path / "cache"
+    before = read(root, cache)
+    Image.new("RGB", (12, 12), (9, 9, 9)).save(root / "a" / "00.png")
+    after = read(root, cache)
+    assert_same(after, read(root, cache, memory=1.0))
+    everything = torch.arange(len(before.train))
+    whole_before = torch.cat([before.train.take(everything), before.test.take(torch.arange(len(before.test)))])
+    whole_after = torch.cat([after.train.take(everything), after.test.take(torch.arange(len(after.test)))])
+    assert (whole_before != whole_after).flatten(1).any(dim=1).sum() == 1
+    assert read(root, cache, size=10).size == 10
+
+
+@pytest.mark.parametrize("harm", ["shorten", "no manifest", "bad manifest"])
+def test_a_damaged_entry_is_built_anew(root, tmp_path, harm):
+    cache = tmp_path / "cache"
+    read(root, cache)
+    for name in entries(cache):
+        if harm == "shorten":
+            with (cache / name / "pixels.bin").open("r+b") as file:
+                file.truncate(100)
+        elif harm == "no manifest":
+            (cache / name / "manifest.json").unlink()
+        else:
+            (cache / name / "manifest.json").write_text("{")
+    assert_same(read(root, cache), read(root, cache, memory=1.0))
+
+
+def test_a_failed_build_leaves_nothing(tmp_path):
+    def windows():
+        yield np.zeros((3, 3, 8, 8), dtype=np.uint8), []
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        Entry(tmp_path, "name", 8).open(windows, 1000)
+    assert entries(tmp_path) == []
+
+
+def test_a_full_disk_is_refused_before_any_work(root, tmp_path, monkeypatch):
+    usage = namedtuple("usage", "total used free")(10**9, 10**9, 100)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
+    monkeypatch.setattr(decode, "decode", None)
+    with pytest.raises(UserError, match=r"need .* GB .* 0.0 GB are free; set pictures.cache"):
+        read(root, tmp_path / "cache")
+    assert entries(tmp_path / "cache") == []
+
+
+def test_a_disk_that_fills_up_on_the_way(tmp_path):
+    def windows():
+        raise OSError(28, "No space left on device")
+        yield
+
+    with pytest.raises(UserError, match=r"No space left.*pictures.cache"):
+        Entry(tmp_path, "name", 8).open(windows, 1000)
+    assert entries(tmp_path) == []
+
+
+def test_a_cache_folder_that_cannot_be_made(root, tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(UserError, match=r"cannot be made.*pictures.cache"):
+        read(root, tmp_path / "file" / "cache")
+
+
+def build(root, cache, slow):
+    quick = decode.decode
+
+    def dawdle(path, size):
+        time.sleep(slow)
+        return quick(path, size)
+
+    decode.decode = dawdle  # in the child process alone
+    read(root, cache)
+
+
+def start_build(root, cache, slow):
+    process = FORK.Process(target=build, args=(root, cache, slow), daemon=True)
+    process.start()
+    return process
+
+
+def finish(process):
+    process.join(timeout=60)
+    return process.exitcode
+
+
+def wait_for(condition):
+    limit = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < limit
+        time.sleep(0.02)
+
+
+def parts(cache: Path):
+    return list(cache.glob("*.part"))
+
+
+@needs_fork
+def test_a_killed_build_is_repeated_from_scratch(root, tmp_path):
+    cache = tmp_path / "cache"
+    process = start_build(root, cache, slow=1.0)
+    wait_for(lambda: parts(cache))
+    process.kill()
+    assert finish(process) == -signal.SIGKILL
+    assert parts(cache), "the kill came too late to test anything"
+    (cache / "stranger.part").mkdir()  # as a killed build of another set would leave
+    assert_same(read(root, cache), read(root, cache, memory=1.0))
+    assert not parts(cache)
+
+
+@needs_fork
+def test_two_processes_at_once_build_one_entry(root, tmp_path):
+    cache = tmp_path / "cache"
+    processes = [start_build(root, cache, slow=0.01) for _ in range(2)]
+    for process in processes:
+        assert finish(process) == 0
+    assert len(entries(cache)) == 2
+    assert_same(read(root, cache), read(root, cache, memory=1.0))
+
+
+@needs_fork
+def test_a_build_under_way_is_not_taken_for_a_leftover(root, tmp_path):
+    """Another set, built meanwhile, cleans up after dead builds but spares the living."""
+    cache = tmp_path / "cache"
+    process = start_build(root, cache, slow=0.05)
+    wait_for(lambda: parts(cache))
+    running = parts(cache)[0]
+    read(root, cache, size=10)
+    assert running.exists() or running.with_suffix("").exists()
+    assert finish(process) == 0

@@ -1,0 +1,103 @@
+"""The store, and the choice of pictures."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from psm.data import splits as choosing
+from psm.data import DataSet, Pictures
+
+
+@pytest.fixture(params=["memory", "mapped"])
+def store(request, tmp_path):
+    pixels = np.random.default_rng(0).integers(0, 256, (23, 3, 6, 6), dtype=np.uint8)
+    if request.param == "mapped":
+        pixels.tofile(tmp_path / "pixels")
+        mapped = np.memmap(tmp_path / "pixels", dtype=np.uint8, mode="r", shape=pixels.shape)
+        return Pictures(mapped, torch.arange(23)), pixels
+    return Pictures(pixels, torch.arange(23)), pixels
+
+
+def test_take_returns_the_rows_asked_for_in_their_order(store):
+    pictures, pixels = store
+    indices = torch.tensor([22, 0, 7, 7, 3])
+    taken = pictures.take(indices)
+    assert taken.dtype == torch.uint8
+    assert taken.is_contiguous()
+    assert taken.shape == (5, 3, 6, 6)
+    assert np.array_equal(taken.numpy(), pixels[[22, 0, 7, 7, 3]])
+    assert len(pictures) == 23
+    assert pictures.shape == (3, 6, 6)
+
+
+def test_take_is_a_copy(store):
+    pictures, pixels = store
+    before = pixels.copy()
+    pictures.take(torch.tensor([4])).zero_()
+    assert np.array_equal(pictures.take(torch.tensor([4])).numpy(), before[[4]])
+
+
+@pytest.mark.parametrize("index", [-1, 23])
+def test_take_refuses_ids_that_do_not_exist(store, index):
+    with pytest.raises(IndexError):
+        store[0].take(torch.tensor([0, index]))
+
+
+def test_take_of_nothing_is_empty(store):
+    assert store[0].take(torch.tensor([], dtype=torch.int64)).shape == (0, 3, 6, 6)
+
+
+def test_labels_must_match():
+    with pytest.raises(ValueError, match="2 labels for 3 pictures"):
+        Pictures(np.zeros((3, 3, 8, 8), dtype=np.uint8), torch.zeros(2, dtype=torch.int64))
+
+
+def test_data_set_says_its_size_and_whether_it_is_labelled():
+    pixels = np.zeros((2, 3, 8, 8), dtype=np.uint8)
+    assert DataSet("x", Pictures(pixels), None, ()).labelled is False
+    labelled = DataSet("x", Pictures(pixels, torch.tensor([0, 1])), None, ("a", "b"))
+    assert (labelled.size, labelled.labelled, labelled.unreadable) == (8, True, ())
+
+
+@given(st.lists(st.integers(0, 4), min_size=2, max_size=80), st.integers(2, 90))
+def test_a_limit_is_even_over_classes(labels, limit):
+    labels = np.array(labels)
+    kept = choosing.kept(labels, len(labels), limit)
+    assert len(kept) == min(limit, len(labels))
+    assert np.array_equal(kept, np.unique(kept))
+    have, got = np.bincount(labels, minlength=5), np.bincount(labels[kept], minlength=5)
+    # No class may be two behind another unless it has given all it has.
+    assert all(got[a] == have[a] or got[a] + 1 >= got.max() for a in range(5))
+
+
+@given(st.integers(2, 60), st.integers(2, 60))
+def test_a_smaller_limit_picks_a_subset(first, second):
+    labels = np.arange(60) % 7
+    small, large = (set(choosing.kept(labels, 60, limit)) for limit in sorted((first, second)))
+    assert small <= large
+    unlabelled = [set(choosing.kept(None, 60, limit)) for limit in sorted((first, second))]
+    assert unlabelled[0] <= unlabelled[1]
+    assert len(unlabelled[0]) == min(first, second)
+
+
+def test_a_limit_does_not_just_take_the_first():
+    assert choosing.kept(None, 1000, 100).max() > 500
+
+
+@given(st.lists(st.integers(0, 3), min_size=2, max_size=90), st.floats(0.05, 0.95))
+def test_the_held_out_share_of_every_class(labels, share):
+    labels = np.array(labels)
+    mask = choosing.held_out(labels, share)
+    for number in set(labels):
+        size, held = (labels == number).sum(), mask[labels == number].sum()
+        assert held == min(max(round(size * share), 1), size - 1)
+    assert np.array_equal(mask, choosing.held_out(labels, share))
+
+
+def test_the_paper_split_of_a_class_of_500_holds_out_50():
+    labels = np.repeat(np.arange(4), 500)
+    mask = choosing.held_out(labels, 0.1)
+    assert [mask[labels == number].sum() for number in range(4)] == [50] * 4
+    assert len({tuple(np.flatnonzero(mask[labels == number])) for number in range(4)}) == 4

@@ -1,0 +1,244 @@
+"""Scores: against slow references; the encoder is bit-identical afterwards; every score carries its protocol."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+import psm
+from psm.config.schema import KnnConfig, LinearConfig, ViewsConfig
+from psm.data import DataSet, Pictures
+from psm.evaluation.features import extract, frozen
+from psm.evaluation.scores import accuracy, knn, linear
+from psm.utils.errors import UserError
+from psm.utils.run_folder import append_line, read_lines
+from psm.views.transform import Views
+
+
+def clusters(count=60, width=5, classes=3, seed=0):
+    random = torch.Generator().manual_seed(seed)
+    labels = torch.arange(count) % classes
+    centres = torch.eye(width)[:classes] * 4
+    return centres[labels] + torch.randn(count, width, generator=random), labels
+
+
+def slow_knn(train, train_labels, test, test_labels, classes, k, temperature):
+    right = five = 0
+    for vector, label in zip(test, test_labels, strict=True):
+        similarities = [float(torch.dot(vector, t) / (vector.norm() * t.norm())) for t in train]
+        nearest = sorted(range(len(train)), key=lambda i: -similarities[i])[:k]
+        votes = [0.0] * classes
+        for i in nearest:
+            votes[int(train_labels[i])] += math.exp(similarities[i] / temperature)
+        order = sorted(range(classes), key=lambda c: -votes[c])
+        right += order[0] == int(label)
+        five += int(label) in order[:5]
+    return 100 * right / len(test), 100 * five / len(test)
+
+
+@pytest.mark.parametrize(("k", "temperature"), [(1, 0.1), (7, 0.1), (200, 0.5)])
+def test_knn_equals_loops(k, temperature):
+    train, train_labels = clusters(classes=7, width=8, count=84)
+    test, test_labels = clusters(classes=7, width=8, count=35, seed=1)
+    result = knn(train, train_labels, test, test_labels, 7, KnnConfig(k=k, temperature=temperature))
+    expected = slow_knn(train, train_labels, test, test_labels, 7, min(k, len(train)), temperature)
+    assert (result.top1, result.top5) == pytest.approx(expected)
+
+
+def test_knn_is_finite_at_a_small_temperature():
+    train, labels = clusters()
+    assert knn(train, labels, train, labels, 3, KnnConfig(k=1, temperature=1e-3)).top1 == 100
+
+
+def test_accuracy():
+    scores = torch.eye(8)[torch.arange(8)] + torch.eye(8)[(torch.arange(8) + 1) % 8] * 2
+    result = accuracy(scores, torch.arange(8))
+    assert (result.top1, result.top5) == (0, 100)
+
+
+def test_linear_learns_what_is_linear_and_nothing_else():
+    train, labels = clusters(count=300)
+    test, test_labels = clusters(count=90, seed=1)
+    settings = LinearConfig(epochs=20, batch_size=32)
+    assert linear(lambda epoch: train, labels, test, test_labels, 3, settings).top1 > 90
+    # The scale and the offset of features do not matter, since they are standardised.
+    moved = linear(lambda epoch: train * 1e3 + 7, labels, test * 1e3 + 7, test_labels, 3, settings)
+    assert moved.top1 > 90
+    shuffled = labels[torch.randperm(300, generator=torch.Generator().manual_seed(0))]
+    assert linear(lambda epoch: train, shuffled, test, test_labels, 3, settings).top1 < 65
+
+
+def test_linear_is_deterministic_and_asks_for_features_each_epoch():
+    train, labels = clusters(count=60)
+    asked = []
+
+    def features(epoch):
+        asked.append(epoch)
+        return train
+
+    first = linear(features, labels, train, labels, 3, LinearConfig(epochs=4), seed=3)
+    assert asked == [0, 1, 2, 3]
+    assert first == linear(features, labels, train, labels, 3, LinearConfig(epochs=4), seed=3)
+
+
+def test_extract_leaves_modes_and_buffers_alone():
+    encoder = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Dropout(0.5))
+    encoder[1].eval()
+    encoder[3].train()
+    before = {k: v.clone() for k, v in encoder.state_dict().items()}
+    pictures = Pictures(torch.randint(0, 255, (10, 3, 8, 8), dtype=torch.uint8))
+    views = Views(ViewsConfig(), 8, (0.5,) * 3, (0.2,) * 3)
+    features = extract(encoder, pictures, views, batch_size=4)
+    assert [m.training for m in (encoder[1], encoder[3])] == [False, True]
+    assert all(torch.equal(v, before[k]) for k, v in encoder.state_dict().items())
+    with frozen(encoder), torch.no_grad():
+        whole = encoder(views.plain(pictures.take(torch.arange(10))))
+    assert torch.allclose(features, whole, atol=1e-5)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    from helpers import SMALL
+
+    out = tmp_path_factory.mktemp("runs") / "a"
+    psm.pretrain(out, **SMALL)
+    return out
+
+
+FAST = {"linear": {"epochs": 3}, "progress": False}
+
+
+def test_evaluate_a_run(run, tmp_path, monkeypatch):
+    loaded = []
+
+    def spy(*arguments):
+        loaded.append(psm.load_encoder(*arguments))
+        return loaded[-1]
+
+    monkeypatch.setattr("psm.evaluation.evaluate.load_encoder", spy)
+    scores = psm.evaluate(run, baselines=True, out=str(tmp_path), **FAST)
+    before = load_file(run / "encoder.safetensors")
+    assert all(torch.equal(value, before[name]) for name, value in loaded[0].state_dict().items())
+    assert [(s.of, s.score) for s in scores] == [
+        (of, score) for of in ("raw pixels", "untrained encoder", "psm") for score in ("knn", "linear")
+    ]
+    stored = [json.loads(line) for line in (tmp_path / "scores.jsonl").read_text().splitlines()]
+    assert len(stored) == 6
+    for line in stored:
+        protocol = line["protocol"]
+        assert {
+            "data",
+            "train_pictures",
+            "test_pictures",
+            "epoch",
+            "seed",
+            "stem",
+            "which",
+            "pictures",
+        } <= protocol.keys()
+        assert (
+            {"k", "temperature"} <= protocol.keys() if line["score"] == "knn" else {"epochs", "lr"} <= protocol.keys()
+        )
+        assert 0 <= line["top1"] <= line["top5"] <= 100
+    assert stored[0]["protocol"]["epoch"] == 0
+    assert stored[-1]["protocol"]["epoch"] == 2
+
+
+def test_a_run_its_checkpoint_and_its_encoder_score_the_same(run, tmp_path):
+    files = run, run / "checkpoints" / "last.ckpt", run / "encoder.safetensors"
+    results = [psm.evaluate(file, out=str(tmp_path), **FAST) for file in files]
+    assert len({tuple((s.top1, s.top5) for s in scores) for scores in results}) == 1
+
+
+def test_augmented_linear_sees_other_features(run, tmp_path, monkeypatch):
+    seen = []
+
+    def spy(encoder, pictures, prepare, **more):
+        seen.append(extract(encoder, pictures, prepare, **more))
+        return seen[-1]
+
+    monkeypatch.setattr("psm.evaluation.evaluate.extract", spy)
+    scores = psm.evaluate(run, out=str(tmp_path), linear={"epochs": 2, "augment": True}, progress=False)
+    assert scores[-1].protocol["augment"] is True
+    plain, _, first, second = seen
+    assert not torch.allclose(first, second)
+    assert not torch.allclose(first, plain)
+
+
+def test_refusals(run, tmp_path):
+    with pytest.raises(UserError, match="does not exist"):
+        psm.evaluate(tmp_path / "nothing")
+    with pytest.raises(UserError, match="is it a run folder"):
+        psm.evaluate(tmp_path)
+    (tmp_path / "text.ckpt").write_text("hello")
+    with pytest.raises(UserError):
+        psm.evaluate(tmp_path / "text.ckpt")
+    torch.save({"state_dict": {}}, tmp_path / "other.ckpt")
+    with pytest.raises(UserError, match="not a checkpoint written by psm"):
+        psm.evaluate(tmp_path / "other.ckpt")
+    save_file({"a": torch.zeros(1)}, tmp_path / "other.safetensors")
+    with pytest.raises(UserError, match="how to load"):
+        psm.evaluate(tmp_path / "other.safetensors")
+    blind = DataSet("blind", Pictures(np.zeros((8, 3, 16, 16), np.uint8)), None, ())
+    with pytest.raises(UserError, match="no labels"):
+        psm.evaluate(run, data=blind)
+    with pytest.raises(UserError, match=r"knn\.k=0"):
+        psm.evaluate(run, knn={"k": 0})
+
+
+@pytest.mark.parametrize(
+    ("keys", "says"),
+    [
+        ({"accelerator": "gpus"}, "accelerator=gpus"),
+        ({"precision": "foo"}, "precision=foo"),
+        ({"linear": {"lr": -1.0}}, r"linear\.lr=-1"),
+        ({"out": "/proc/nothing"}, "cannot be written"),
+        ({"knn": {"temperature": float("nan")}}, r"knn\.temperature=nan"),
+    ],
+)
+def test_bad_settings(run, keys, says):
+    with pytest.raises(UserError, match=says):
+        psm.evaluate(run, **keys)
+
+
+def test_snapshots_say_which_they_are(tmp_path, small):
+    result = psm.pretrain(tmp_path / "a", **small, save={"snapshots": 1})
+    scores = psm.evaluate(result.out / "checkpoints" / "epoch-0001.ckpt", **FAST)
+    assert (scores[0].protocol["which"], scores[0].protocol["epoch"]) == ("epoch-0001", 1)
+
+
+def test_a_torn_line_does_not_swallow_the_next(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"a": 1}\n{"a": 2')
+    append_line(tmp_path / "a.jsonl", {"a": 3})
+    assert read_lines(tmp_path / "a.jsonl") == [{"a": 1}, {"a": 3}]
+
+
+class Hostile:
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return open, (self.path, "w")
+
+
+def test_a_hostile_checkpoint_is_refused_and_not_run(tmp_path):
+    torch.save({"psm": Hostile(str(tmp_path / "ran"))}, tmp_path / "evil.ckpt")
+    with pytest.raises(UserError, match="not loaded"):
+        psm.evaluate(tmp_path / "evil.ckpt")
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_missing_weight_is_an_error(run, tmp_path):
+    from safetensors import safe_open
+
+    with safe_open(run / "encoder.safetensors", "pt") as file:
+        metadata = file.metadata()
+    state = load_file(run / "encoder.safetensors")
+    del state["layer1.0.conv1.weight"]
+    save_file(state, tmp_path / "a.safetensors", metadata)
+    with pytest.raises(UserError, match=r"layer1\.0\.conv1\.weight"):
+        psm.load_encoder(tmp_path / "a.safetensors")

@@ -1,0 +1,323 @@
+"""A suite as its users meet it: a command that can be killed, repeated and read; pages in a real browser."""
+
+import csv
+import itertools
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from psm.utils.run_folder import read_lines
+
+SMOKE = ("preset=smoke", "epochs=4", "jobs=2", "monitor.every=4")
+
+
+def command(*arguments):
+    return [sys.executable, "-m", "psm", "experiment", *map(str, arguments)]
+
+
+def psm(*arguments):
+    return subprocess.run(command(*arguments), capture_output=True, text=True, env=environment(), timeout=300)
+
+
+def environment():
+    return os.environ | {"OMP_NUM_THREADS": "1", "COLUMNS": "160"}
+
+
+def table(out, name):
+    with (out / f"{name}.csv").open() as file:
+        return list(csv.DictReader(file))
+
+
+def scores(out, title):
+    return {
+        (row["seed"], row["score"]): (row["top1"], row["top5"])
+        for row in table(out, "results")
+        if row["title"] == title
+    }
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory):
+    """Figures 1 and 2 at the smallest scale, through the command line."""
+    out = tmp_path_factory.mktemp("studies") / "study"
+    result = psm("run", "figure1", "figure2", f"out={out}", "methods=[psm,mocov2]", *SMOKE)
+    assert result.returncode == 0, result.stderr
+    return out
+
+
+def test_results_are_plain_files(study):
+    results = table(study, "results")
+    assert {row["title"] for row in results} == {"psm", "mocov2", "raw pixels", "untrained encoder"}
+    for row in results:
+        assert 0 <= float(row["top1"]) <= float(row["top5"]) <= 100
+        assert row["score"] in ("knn", "linear")
+        assert (row["data"], row["seed"], row["torch"] != "", row["hardware"] != "") == ("shapes", "0", True, True)
+    curves = table(study, "curves")
+    assert [row["epoch"] for row in curves if row["title"] == "psm"] == ["1", "2", "3", "4"]
+    assert all(0 <= float(row["purity_top1"]) <= 1 for row in curves if row["title"] == "psm")
+    ranks = [row for row in table(study, "gradients") if row["title"] == "mocov2"]
+    assert [int(row["rank"]) for row in ranks] == list(range(1, 65))
+    assert not (study / "failures.csv").exists()
+    assert {path.name for path in (study / "report").glob("*.html")} == {"index.html", "figure1.html", "figure2.html"}
+
+
+def test_finished_runs_are_not_repeated(study):
+    before = {path: path.stat().st_mtime_ns for path in (study / "runs").rglob("*")}
+    records = {path: path.read_bytes() for path in (study / "records").iterdir()}
+    again = psm("run", "figure2", "figure1", f"out={study}", "methods=[psm,mocov2]", *SMOKE)
+    assert again.returncode == 0, again.stderr
+    assert "2 finished before, 0 to do" in again.stderr
+    assert {path: path.stat().st_mtime_ns for path in (study / "runs").rglob("*")} == before
+    assert {path: path.read_bytes() for path in (study / "records").iterdir()} == records
+
+
+def worker_of(suite):
+    """The process that a suite has started."""
+    listed = subprocess.run(["ps", "-e", "-o", "pid=,ppid="], capture_output=True, text=True).stdout
+    pairs = (map(int, line.split()) for line in listed.splitlines())
+    return next((pid for pid, parent in pairs if parent == suite.pid), None)
+
+
+def until_an_epoch_is_done(suite, out):
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline and suite.poll() is None:
+        if any(read_lines(path) for path in (out / "runs").glob("*/metrics.jsonl")):
+            return
+        time.sleep(0.01)
+    pytest.fail("the suite ended or stood still before an epoch was done")
+
+
+def test_a_killed_run_is_reported_and_continued_to_the_same_results(study, tmp_path):
+    out = tmp_path / "study"
+    arguments = ("run", "figure2", f"out={out}", *SMOKE)
+    suite = subprocess.Popen(command(*arguments), stderr=subprocess.PIPE, text=True, env=environment())
+    until_an_epoch_is_done(suite, out)
+    os.kill(worker_of(suite), signal.SIGKILL)
+    _, said = suite.communicate(timeout=120)
+    assert suite.returncode == 1, said
+    assert "ended by SIGKILL" in said
+    (failure,) = table(out, "failures")
+    assert (out / failure["log"]).exists()
+    assert "ended by SIGKILL" in (out / "report" / "figure2.html").read_text()
+    again = psm(*arguments)
+    assert again.returncode == 0, again.stderr
+    assert re.search(r"from epoch [123]", again.stderr)
+    assert scores(out, "mocov2") == scores(study, "mocov2")
+    assert scores(out, "raw pixels") == scores(study, "raw pixels")
+    assert table(out, "gradients") == table(study, "gradients")
+    assert table(out, "failures") == []
+
+
+def test_one_failure_does_not_stop_the_rest(tmp_path, capsys):
+    from psm.cli.main import main
+
+    out = tmp_path / "study"
+    data = f"data=[{tmp_path}/nowhere,shapes]"
+    assert main(["experiment", "run", "table1", f"out={out}", "preset=smoke", "methods=simclr", data]) == 1
+    said = capsys.readouterr().err
+    assert "FAILED simclr · nowhere" in said
+    assert "1 of 2 runs failed" in said
+    (failure,) = table(out, "failures")
+    assert "nowhere" in failure["reason"]
+    assert len(scores(out, "simclr")) == 2
+    assert "SimCLR, seed 0 failed" in (out / "report" / "table1.html").read_text()
+
+
+def test_results_of_a_folder_do_not_say_where_it_lies(tmp_path):
+    import numpy
+    from PIL import Image
+
+    draw = numpy.random.default_rng(0)
+    for label, index in itertools.product(("cats", "dogs"), range(48)):
+        (tmp_path / "pets" / label).mkdir(parents=True, exist_ok=True)
+        pixels = draw.integers(0, 256, (16, 16, 3), dtype=numpy.uint8)
+        Image.fromarray(pixels).save(tmp_path / "pets" / label / f"{index}.png")
+    out = tmp_path / "study"
+    result = psm("run", "table1", f"out={out}", "preset=smoke", "methods=byol", f"data={tmp_path / 'pets'}")
+    assert result.returncode == 0, result.stderr
+    assert {row["data"] for row in table(out, "results")} == {"pets"}
+    kept = [path for path in (*out.glob("*.csv"), *out.glob("records/*"), *out.glob("report/*")) if path.is_file()]
+    assert [path.name for path in kept if str(tmp_path).encode() in path.read_bytes()] == []
+
+
+def test_two_suites_do_not_share_a_folder(tmp_path, capsys):
+    from psm.cli.main import main
+    from psm.utils.locking import locked
+
+    (tmp_path / ".psm-study").touch()
+    with locked(tmp_path / ".psm-study") as taken:
+        assert taken
+        assert main(["experiment", "run", "figure2", f"out={tmp_path}", "preset=smoke"]) == 2
+    assert "another suite" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == [".psm-study"]
+
+
+@pytest.mark.slow
+def test_a_killed_suite_leaves_nothing_that_breaks_the_next(study, tmp_path):
+    out = tmp_path / "study"
+    arguments = ("run", "figure2", f"out={out}", *SMOKE)
+    suite = subprocess.Popen(command(*arguments), stderr=subprocess.DEVNULL, env=environment())
+    until_an_epoch_is_done(suite, out)
+    suite.kill()
+    suite.wait()
+    again = psm(*arguments)  # at once: the worker of the suite that was killed may still be there
+    assert again.returncode == 0, again.stderr
+    assert scores(out, "mocov2") == scores(study, "mocov2")
+
+
+@pytest.mark.slow
+def test_an_interrupt_stops_the_runs_and_says_how_to_go_on(tmp_path):
+    out = tmp_path / "study"
+    arguments = ("run", "figure2", f"out={out}", "preset=smoke", "epochs=2000")
+    suite = subprocess.Popen(command(*arguments), stderr=subprocess.PIPE, text=True, env=environment())
+    until_an_epoch_is_done(suite, out)
+    worker = worker_of(suite)
+    suite.send_signal(signal.SIGINT)
+    _, said = suite.communicate(timeout=60)
+    assert suite.returncode == 130
+    assert "the same command continues" in said
+    assert "Traceback" not in said
+    with pytest.raises(ProcessLookupError):
+        os.kill(worker, 0)
+
+
+@pytest.mark.slow
+def test_what_a_record_lacks_is_measured_without_training_again(study, tmp_path):
+    out = tmp_path / "study"
+    shutil.copytree(study, out)
+    whole = table(out, "gradients")
+    (path,) = (out / "records").glob("*-mocov2-*")
+    record = json.loads(path.read_text())
+    record["gradients"] = [{"rank": 1}]  # as a version would leave it that measured less
+    path.write_text(json.dumps(record))
+    (checkpoint,) = (out / "runs").glob("*-mocov2-*/checkpoints/last.ckpt")
+    before = checkpoint.stat().st_mtime_ns
+    result = psm("run", "figure2", f"out={out}", *SMOKE)
+    assert result.returncode == 0, result.stderr
+    assert "0 finished before, 1 to do" in result.stderr
+    assert table(out, "gradients") == whole
+    assert checkpoint.stat().st_mtime_ns == before
+
+
+@pytest.mark.slow
+def test_all_experiments_at_the_smallest_scale(tmp_path):
+    out = tmp_path / "study"
+    result = psm("run", "all", f"out={out}", "preset=smoke", "jobs=2")
+    assert result.returncode == 0, result.stderr
+    pages = {path.stem for path in (out / "report").glob("*.html")}
+    assert pages == {"index", "table1", "table2", "table3", *(f"figure{n}" for n in (1, 2, 5, 6, 7, 8))}
+    for page in pages:
+        assert "are missing" not in (out / "report" / f"{page}.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["run", "tabel1"], "did you mean 'table1'?"),
+        (["run", "table1", "preset=labtop"], "did you mean 'laptop'?"),
+        (["run", "table1", "epoch=3"], "did you mean 'epochs'?"),
+        (["run", "table1", "seed=3"], "give seeds=[...] instead"),
+        (["run", "table1", "seeds=[a]"], "is not a list of whole numbers"),
+        (["run", "table1", "methods=[pms]"], "did you mean 'psm'?"),
+        (["run", "table2", "methods=[byol]"], "has no row in table2"),
+        (["run", "figure6", "bank.size=10"], "bank.size=10 is smaller"),
+        (["run", "table1", "jobs=0"], "jobs=0"),
+        (["run", "table1", "encoder=resnet19"], "did you mean 'resnet18'?"),
+        (["run", "table1", "epochs=0"], "epochs=0 is too small"),
+        (["run", "table1", "linear.epochs=0"], "linear.epochs=0 is too small"),
+        (["run"], "name what to run"),
+        (["rum", "table1"], "did you mean 'run'?"),
+        ([], "needs a word"),
+        (["report"], "holds no results"),
+    ],
+)
+def test_mistakes_get_one_sentence(tmp_path, capsys, arguments, says):
+    from psm.cli.main import main
+
+    out = tmp_path / "study"
+    assert main(["experiment", *arguments, *([f"out={out}"] if arguments else [])]) == 2
+    said = capsys.readouterr().err
+    assert says in said
+    assert len(said.strip().splitlines()) == 1
+    assert not out.exists()
+
+
+def test_a_folder_that_is_no_study_is_never_touched(tmp_path, capsys):
+    from psm.cli.main import main
+
+    (tmp_path / "mine.txt").write_text("mine")
+    assert main(["experiment", "run", "figure2", "preset=smoke", f"out={tmp_path}"]) == 2
+    assert "holds no study" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
+
+
+def test_help_lists_every_key_and_list_every_experiment(capsys):
+    from psm.cli.main import main
+    from psm.config import merge as settings
+    from psm.config.schema import ExperimentConfig, PretrainConfig
+    from psm.experiments import EXPERIMENTS, PRESETS
+    from psm.experiments.plan import RESERVED
+
+    assert main(["experiment", "run", "--help"]) == 0
+    text = capsys.readouterr().out
+    passed_on = [row for row in settings.rows(PretrainConfig) if row.key not in RESERVED]
+    for row in (*settings.rows(ExperimentConfig), *passed_on):
+        lines = [line for line in text.splitlines() if line.strip().startswith(row.key + " ")]
+        assert any(row.type in line and row.default in line and row.meaning in line for line in lines)
+    assert main(["experiment", "list", "preset=smoke"]) == 0
+    text = capsys.readouterr().out
+    assert all(name in text for name in (*EXPERIMENTS, *PRESETS))
+
+
+def test_help_and_catalogue_do_not_import_torch():
+    script = (
+        "import sys; from psm.cli.main import main; code = main(['experiment', '--help']); import psm.experiments;"
+        "heavy = {'torch', 'lightning', 'numpy', 'omegaconf', 'matplotlib'} & set(sys.modules);"
+        "sys.exit(f'{code} {heavy}' if heavy or code else 0)"
+    )
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no chromium here")
+@pytest.mark.parametrize("width", [390, 1280])
+def test_pages_fit_a_phone_and_a_screen(study, tmp_path, width):
+    """Rendered by a browser: nothing sticks out sideways, no script is in error, figures have their size."""
+    frames = []
+    for name in ("index", "figure1"):
+        page = (study / "report" / f"{name}.html").read_text()
+        script = (
+            "<script>const d = document.documentElement; const g = [...document.querySelectorAll('figure svg')]"
+            ".map(x => Math.round(x.getBoundingClientRect().width));"
+            "d.dataset.measured = [innerWidth, d.scrollWidth, Math.min(...g), Math.max(...g)].join(' ');</script>"
+        )
+        probe = tmp_path / f"{name}.html"
+        probe.write_text(page.replace("</body>", f"{script}</body>"))
+        options = [
+            "--headless",
+            "--no-sandbox",
+            "--disable-gpu",
+            "--disable-quic",
+            "--no-first-run",
+            "--disable-background-networking",
+            "--disable-component-update",
+            "--disable-sync",
+            "--hide-scrollbars",
+        ]
+        profile = f"--user-data-dir={tmp_path / f'profile-{name}'}"
+        arguments = [CHROMIUM, *options, profile, f"--window-size={width},900", "--dump-dom", f"file://{probe}"]
+        shown = subprocess.run(arguments, capture_output=True, text=True, timeout=120).stdout
+        frames.append([int(x) for x in re.search(r'data-measured="([\d ]+)"', shown)[1].split()])
+    for inner, scrolled, smallest, largest in frames:
+        assert scrolled <= inner
+        assert 250 <= smallest <= largest <= inner

@@ -1,0 +1,79 @@
+"""What tests of several rooms share."""
+
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch.nn.functional import normalize
+
+from psm.kernels import runtime
+from psm.methods.registry import compose
+from psm.mining.memory_bank import Bank
+from psm.models.siamese import Pair
+
+GOLDEN = Path(__file__).parent / "golden"
+
+# A run that takes about a second.
+SMALL = {
+    "data": "shapes",
+    "encoder": "tiny",
+    "epochs": 2,
+    "batch_size": 32,
+    "pictures": {"limit": 100, "size": 16},
+    "heads": {"hidden": 24, "out": 12},
+    "bank": {"size": 50},
+    "positives": {"k": 3},
+    "monitor": {"pictures": 60, "test_pictures": 40},
+    "progress": False,
+}
+
+compiled = pytest.mark.skipif(runtime.lanes() is None, reason="nothing is compiled for this processor")
+
+
+@contextmanager
+def using(threads):
+    """So many of torch's threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def composition(method="psm", **groups):
+    """A method's composition with some settings changed: composition(loss={"hard": 0.0})."""
+    base = compose(method)
+    return replace(base, **{name: replace(getattr(base, name), **changes) for name, changes in groups.items()})
+
+
+def without_pnsm(**groups):
+    return composition(negatives={"pnsm": False}, **groups)
+
+
+def golden(name):
+    return {k: torch.from_numpy(v) if v.ndim else v.item() for k, v in np.load(GOLDEN / f"{name}.npz").items()}
+
+
+def filled(rows, ids=None, size=None):
+    bank = Bank(size or len(rows), rows.shape[1]).to(rows.dtype)
+    bank.push(rows, torch.arange(len(rows)) if ids is None else ids)
+    return bank
+
+
+def pair_of(query, key, projection, other):
+    return Pair(*(normalize(x, dim=1) for x in (query, key, projection, other)))
+
+
+def random_vectors(seed, *shapes, dtype=torch.float64):
+    random = torch.Generator().manual_seed(seed)
+    return [torch.randn(shape, generator=random, dtype=dtype) for shape in shapes]
+
+
+def close(a, b, tolerance=1e-9):
+    return torch.allclose(
+        torch.as_tensor(a, dtype=torch.float64), torch.as_tensor(b, dtype=torch.float64), 0, tolerance
+    )

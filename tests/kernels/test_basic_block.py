@@ -1,0 +1,305 @@
+"""A residual block in one: equal to its layers, value, gradients and running moments; only where it applies."""
+
+from contextlib import nullcontext
+from copy import deepcopy
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from helpers import compiled, using
+from psm.kernels import basic_block as blocks
+from psm.kernels import winograd as tiles
+from psm.kernels.dispatch import Faster, in_one
+from psm.models import networks
+from psm.training.distributed import JoinedBatchNorm
+
+FORMATS = (torch.contiguous_format, torch.channels_last)
+
+
+@pytest.fixture(autouse=True)
+def any_size(monkeypatch):
+    """Few maps too, which are quicker to test."""
+    monkeypatch.setattr(tiles, "LEAST_TILES", 1)
+
+
+def maps_of(*shape, layout=torch.channels_last):
+    draws = torch.Generator().manual_seed(sum(shape))
+    return torch.randn(shape, generator=draws).to(memory_format=layout).requires_grad_()
+
+
+def block_of(inputs, outputs, stride, maps):
+    """A block whose ReLUs see no value near zero, which rounding might put on either side, and its gradient with it."""
+    torch.manual_seed(inputs + outputs + stride)
+    block = networks.BasicBlock(inputs, outputs, stride)
+    for norm in (x for x in block.modules() if isinstance(x, nn.BatchNorm2d)):
+        nn.init.uniform_(norm.weight, 0.5, 1.5)
+    exact, seen = deepcopy(block).double(), {}
+    with torch.no_grad():
+        exact.bn1.register_forward_hook(lambda *given: seen.update(inner=given[2]))
+        exact(maps.detach().double())
+        block.bn1.bias.copy_(_between(seen["inner"]))
+        exact.bn1.bias.copy_(block.bn1.bias)
+        inner = exact.bn1(exact.conv1(maps.detach().double())).relu()
+        outer = exact.bn2(exact.conv2(inner)) + exact.downsample(maps.detach().double())
+        block.bn2.bias.copy_(_between(outer))
+    return block
+
+
+def _between(values):
+    """What to add to each channel so that zero lies in the widest gap between its middle values."""
+    ordered = values.transpose(0, 1).flatten(1).sort(1).values
+    count = ordered.shape[1]
+    ordered = ordered[:, count // 4 : max(count // 4 + 2, count * 3 // 4)]
+    widest = ordered.diff(dim=1).argmax(1, keepdim=True)
+    return -(ordered.gather(1, widest) + ordered.gather(1, widest + 1))[:, 0] / 2
+
+
+def passes(block, maps, mode=nullcontext):
+    """Value, gradients for an uneven gradient of the value, running moments."""
+    with mode():
+        out = block(maps)
+    weights = torch.randn(out.shape, generator=torch.Generator().manual_seed(7)).to(out.dtype)
+    return out.detach(), *torch.autograd.grad((out * weights).sum(), (maps, *block.parameters())), *block.buffers()
+
+
+@compiled
+@settings(deadline=None)
+@given(
+    batch=st.integers(1, 40),
+    sides=st.tuples(st.sampled_from([8, 16]), st.sampled_from([8, 24])),
+    inputs=st.sampled_from([32, 64]),
+    stride=st.sampled_from([1, 2]),
+    layout=st.sampled_from(FORMATS),
+    threads=st.integers(1, 3),
+)
+def test_value_gradients_and_running_moments_equal_the_layers(batch, sides, inputs, stride, layout, threads):
+    maps = maps_of(batch, inputs, *sides, layout=layout)
+    block = block_of(inputs, inputs * stride, stride, maps).to(memory_format=layout)
+    doubles, single = deepcopy(block).double(), deepcopy(block)
+    with using(threads):
+        with Faster():
+            assert in_one(block, maps)
+        found = passes(block, maps, Faster)
+    exact = passes(doubles, maps.detach().double().requires_grad_())
+    plain = passes(single, maps)
+    for fast, torchs, true in zip(found, plain, exact, strict=True):
+        error, usual = ((x - true).abs().max() / true.abs().max() for x in (fast, torchs))
+        assert error < max(4 * usual, 2e-5)
+    for parameter, gradient in zip(block.parameters(), found[2:], strict=False):
+        assert gradient.stride() == parameter.stride()
+
+
+@compiled
+@pytest.mark.parametrize("stride", [1, 2])
+def test_it_is_the_same_each_time_and_changes_nothing_that_was_kept(stride):
+    maps = maps_of(40, 64, 8, 8)
+    block = block_of(64, 64 * stride, stride, maps)
+    with using(2):
+        found = [passes(deepcopy(block), maps, Faster) for _ in range(5)]
+    assert all(torch.equal(x, y) for again in found[1:] for x, y in zip(again, found[0], strict=True))
+    with Faster():
+        out = block(maps)
+    first, second = (torch.autograd.grad(out.sum(), (maps, *block.parameters()), retain_graph=True) for _ in range(2))
+    assert all(torch.equal(x, y) for x, y in zip(first, second, strict=True))
+
+
+@compiled
+def test_second_derivatives_are_refused():
+    maps = maps_of(8, 32, 8, 8)
+    with Faster():
+        (gradient,) = torch.autograd.grad(networks.BasicBlock(32, 32, 1)(maps).square().sum(), maps, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        gradient.sum().backward()
+
+
+@compiled
+@pytest.mark.parametrize("stride", [1, 2])
+def test_neither_default_type_nor_autocast_nor_hooks_of_what_is_saved_change_it(stride):
+    maps = maps_of(8, 32, 16, 16)
+    block = block_of(32, 32 * stride, stride, maps)
+    usual = passes(deepcopy(block), maps, Faster)
+    elsewhere = deepcopy(block)
+    weights = torch.randn(usual[0].shape, generator=torch.Generator().manual_seed(7))
+    saved = torch.autograd.graph.saved_tensors_hooks(lambda x: x.detach().contiguous().clone(), lambda x: x)
+    torch.set_default_dtype(torch.float64)
+    try:
+        with Faster(), saved:
+            out = elsewhere(maps)
+        with torch.autocast("cpu", torch.bfloat16):
+            gradients = torch.autograd.grad(out, (maps, *elsewhere.parameters()), weights)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    found = (out.detach(), *gradients, *elsewhere.buffers())
+    assert all(torch.equal(x, y) for x, y in zip(found, usual, strict=True))
+
+
+@compiled
+@pytest.mark.parametrize("stride", [1, 2])
+def test_gradients_go_to_their_own_parameters_and_to_none_that_is_frozen(stride):
+    """Whatever the order in which parameters were registered."""
+    maps = maps_of(8, 32, 16, 16)
+    block = block_of(32, 32 * stride, stride, maps)
+    turned = deepcopy(block)
+    for norm in (turned.bn1, turned.bn2):
+        norm._parameters = dict(reversed(norm._parameters.items()))
+    frozen = deepcopy(block)
+    frozen.bn1.requires_grad_(False)
+    frozen.conv2.requires_grad_(False)
+    for each in (block, turned, frozen):
+        with Faster():
+            each(maps).square().sum().backward()
+    gradients = dict(block.named_parameters())
+    for name, parameter in turned.named_parameters():
+        assert torch.equal(parameter.grad, gradients[name].grad)
+    for name, parameter in frozen.named_parameters():
+        if name.startswith(("bn1", "conv2")):
+            assert parameter.grad is None
+        else:
+            assert torch.equal(parameter.grad, gradients[name].grad)
+
+
+@compiled
+@pytest.mark.parametrize("stride", [1, 2])
+def test_what_is_no_number_shows_and_inference_is_the_same(stride):
+    maps = maps_of(8, 32, 16, 16).detach()
+    block = block_of(32, 32 * stride, stride, maps)
+    with Faster(), torch.no_grad():
+        usual = deepcopy(block)(maps)
+        with torch.inference_mode():
+            assert torch.equal(deepcopy(block)(maps), usual)
+        maps[0, 0, 0, 0] = torch.nan
+        assert deepcopy(block)(maps).isnan().all()  # of batch statistics, as in torch
+
+
+def changed(change, stride=1):
+    block = networks.BasicBlock(32, 32 * stride, stride)
+    change(block)
+    return block
+
+
+def put(name, layer, stride=1):
+    return changed(lambda block: setattr(block, name, layer), stride)
+
+
+def convolution(inputs, outputs, size=3, padding=1, bias=False, **more):
+    return nn.Conv2d(inputs, outputs, size, padding=padding, bias=bias, **more)
+
+
+class OwnConvolution(nn.Conv2d):
+    pass
+
+
+@compiled
+@pytest.mark.parametrize("stride", [1, 2])
+def test_what_the_others_differ_from_goes_in_one(stride):
+    with Faster():
+        assert in_one(networks.BasicBlock(32, 32 * stride, stride), maps_of(8, 32, 16, 16))
+
+
+OTHERS = {
+    "evaluated": networks.BasicBlock(32, 32, 1).eval(),
+    "double": networks.BasicBlock(32, 32, 1).double(),
+    "channels not in 32s": networks.BasicBlock(32, 48, 2),
+    "a shortcut that keeps the sides": networks.BasicBlock(32, 64, 1),
+    "stride 4": networks.BasicBlock(32, 64, 4),
+    "a bias": put("conv2", convolution(32, 32, bias=True)),
+    "dilated": put("conv1", convolution(32, 32, padding=2, dilation=2)),
+    "groups": put("conv1", convolution(32, 32, groups=2)),
+    "another padding": put("conv1", convolution(32, 32, padding_mode="circular")),
+    "no padding named": put("conv2", convolution(32, 32, padding="same")),
+    "a larger kernel": put("conv2", convolution(32, 32, 5, padding=2)),
+    "a convolution of one's own": put("conv1", OwnConvolution(32, 32, 3, padding=1, bias=False)),
+    "no convolution": put("conv1", nn.Sequential(convolution(32, 32))),
+    "no running moments": put("bn2", nn.BatchNorm2d(32, track_running_stats=False)),
+    "moments over processes": put("bn1", JoinedBatchNorm(32)),
+    "running moments taken out": changed(lambda block: vars(block.bn1)["_buffers"].update(running_mean=None,
+                                                                                          running_var=None)),
+    "moments not followed": changed(lambda block: setattr(block.bn1, "track_running_stats", False)),
+    "a norm without a bias": changed(lambda block: setattr(block.bn1, "bias", None)),
+    "no norm": put("bn1", nn.Identity()),
+    "norm evaluated": put("bn1", nn.BatchNorm2d(32).eval()),
+    "shortcut's norm evaluated": put("downsample", nn.Sequential(convolution(32, 64, 1, 0, stride=2),
+                                                                  nn.BatchNorm2d(64).eval()), 2),
+    "shortcut of three": put("downsample", nn.Sequential(convolution(32, 64, 1, 0, stride=2), nn.BatchNorm2d(64),
+                                                          nn.Tanh()), 2),
+    "shortcut by pooling": put("downsample", nn.Sequential(nn.AvgPool2d(2), convolution(32, 64, 1, 0)), 2),
+    "shortcut of 3x3": put("downsample", nn.Sequential(convolution(32, 64, stride=2), nn.BatchNorm2d(64)), 2),
+    "a gate for a shortcut": put("downsample", nn.Sigmoid()),
+    "a convolution's hook": changed(lambda block: block.conv2.register_forward_hook(lambda *given: None)),
+    "a norm's hook": changed(lambda block: block.bn1.register_forward_pre_hook(lambda *given: None)),
+    "a shortcut's hook": changed(lambda block: block.downsample.register_forward_hook(lambda *given: None), 2),
+    "forward replaced": changed(lambda block: setattr(block.bn1, "forward", lambda maps: maps)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_anything_else_goes_by_its_layers(monkeypatch, name):
+    block = OTHERS[name]
+    monkeypatch.setattr(networks, "residual", None)
+    with Faster(), torch.no_grad():
+        block(torch.randn(8, 32, 16, 16).to(next(block.parameters()).dtype))
+
+
+def test_somebody_who_listens_to_all_modules_hears_the_layers(monkeypatch):
+    heard, block = [], networks.BasicBlock(32, 32, 1)
+    handle = nn.modules.module.register_module_forward_hook(lambda module, *given: heard.append(type(module).__name__))
+    try:
+        with Faster(), torch.no_grad():
+            block(torch.randn(8, 32, 16, 16))
+    finally:
+        handle.remove()
+    assert heard.count("Conv2d") == heard.count("BatchNorm2d") == 2
+
+
+@pytest.mark.parametrize("stride", [1, 2])
+def test_maps_of_other_channels_get_torch_s_own_words(stride):
+    with Faster(), pytest.raises(RuntimeError, match="channels"):
+        networks.BasicBlock(32, 32 * stride, stride)(torch.randn(8, 64, 16, 16))
+
+
+def test_layers_that_do_not_fit_each_other_get_torch_s_own_words(monkeypatch):
+    monkeypatch.setattr(networks, "residual", None)
+    other_kernel = networks.BasicBlock(32, 64, 2)
+    other_kernel.downsample[0].weight = nn.Parameter(torch.randn(64, 32, 3, 3))
+    with Faster(), pytest.raises(RuntimeError):
+        other_kernel(torch.randn(8, 32, 16, 16))
+    with Faster(), pytest.raises(RuntimeError):
+        put("bn1", nn.BatchNorm2d(64))(torch.randn(8, 32, 16, 16))
+    with Faster(), pytest.raises(RuntimeError):
+        put("conv2", convolution(64, 64))(torch.randn(8, 32, 16, 16))
+    with Faster(), pytest.raises(RuntimeError):
+        put("downsample", nn.Sequential(convolution(32, 32, 1, 0, stride=2), nn.BatchNorm2d(32)), 2)(
+            torch.randn(8, 32, 16, 16)
+        )
+
+
+def test_mixed_precision_and_compilers_go_by_the_layers(monkeypatch):
+    monkeypatch.setattr(networks, "residual", None)
+    block, maps = networks.BasicBlock(32, 32, 1), torch.randn(8, 32, 8, 8)
+    with Faster(), torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        block(maps)
+    with Faster(), torch.no_grad():
+        torch.compile(block, backend="eager")(maps)
+    block(maps)  # out of the mode
+
+
+@compiled
+@pytest.mark.parametrize(
+    ("encoder", "stem", "taken"),
+    [
+        ("tiny", "small", [(32, 16), (32, 16), (64, 8)]),
+        ("resnet18", "imagenet", [(64, 8)] * 3 + [(128, 4)]),
+        ("resnet18", "small", [(64, 32)] * 3 + [(128, 16)] * 2 + [(256, 8)]),
+    ],
+)
+def test_encoders_take_it(monkeypatch, encoder, stem, taken):
+    found, whole = [], blocks.residual
+    monkeypatch.setattr(
+        networks, "residual", lambda block, maps: found.append(tuple(maps.shape[1:3])) or whole(block, maps)
+    )
+    with Faster(), torch.no_grad():
+        networks.encoder(encoder, stem, 32)(torch.randn(64, 3, 32, 32))
+    assert found == taken

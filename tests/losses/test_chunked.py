@@ -1,0 +1,117 @@
+"""A loss taken a slice of anchors at a time is the same loss."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from helpers import compiled
+from psm.config.schema import NegativesConfig
+from psm.kernels import similarity as products
+from psm.losses import chunked as slices
+from psm.losses.contrastive import loss_of
+from psm.methods.registry import METHODS, compose
+from psm.mining.memory_bank import Bank, mark_own
+from psm.models.siamese import Embeddings
+
+CONTRASTIVE = [name for name in METHODS if compose(name).loss.objective == "contrastive"]
+
+
+def outcome(method, pairs, monkeypatch, parts=None):
+    """Loss, facts and gradients with at most so many (anchor, candidate) pairs at once."""
+    monkeypatch.setattr(slices, "PAIRS", pairs)
+    torch.manual_seed(0)
+    embeddings = Embeddings(*(torch.randn(2, 11, 6, dtype=torch.double, requires_grad=True) for _ in range(3)))
+    if compose(method).topology.target is False and compose(method).topology.predictor is False:
+        embeddings = Embeddings(*[embeddings.projection] * 3)
+    bank = Bank(40, 6).double()
+    bank.push(torch.randn(33, 6, dtype=torch.double), torch.arange(33))
+    found = loss_of(embeddings, compose(method, parts), bank, torch.arange(11), torch.Generator().manual_seed(3))
+    (3 * found.loss).backward()
+    return [found.loss.detach(), *found.facts.values(), *(x.grad for x in embeddings if x.grad is not None)]
+
+
+@pytest.mark.parametrize("method", [name for name in CONTRASTIVE if name != "mochi"])
+@pytest.mark.parametrize("pairs", [1, 100, 300])
+def test_slices_change_nothing(method, pairs, monkeypatch):
+    """Value, facts and gradient of every contrastive method, PNSM's draws included."""
+    parts = {"negatives": NegativesConfig(pnsm=True)}
+    whole = outcome(method, 2**24, monkeypatch, parts)
+    assert len(whole) > 3
+    torch.testing.assert_close(outcome(method, pairs, monkeypatch, parts), whole)
+
+
+def test_mixing_draws_anew_for_each_slice_but_pushes_as_hard(monkeypatch):
+    """MoCHi's draws come in another order; what is not drawn stays the same."""
+    whole, sliced = (outcome("mochi", pairs, monkeypatch) for pairs in (2**24, 100))
+    assert whole[0] != sliced[0]
+    torch.testing.assert_close(sliced[0], whole[0], rtol=0.05, atol=0)
+    torch.testing.assert_close(sliced[1:4], whole[1:4])
+
+
+def test_no_slice_is_kept_for_the_gradient(monkeypatch):
+    """Beyond one slice nothing of the size of all pairs is saved."""
+    monkeypatch.setattr(slices, "PAIRS", 256)
+    embeddings = Embeddings(*(torch.randn(2, 64, 4, requires_grad=True) for _ in range(3)))
+    largest = 0
+
+    def note(tensor):
+        nonlocal largest
+        largest = max(largest, tensor.numel())
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        loss_of(embeddings, compose("simclr"), None, torch.arange(64))
+    assert 0 < largest <= 64 * 2 * 4
+
+
+def test_without_gradient_slices_only_add_up(monkeypatch):
+    with torch.no_grad():
+        embeddings = Embeddings(*(torch.randn(2, 9, 4) for _ in range(3)))
+        whole = loss_of(embeddings, compose("simclr")).loss
+        monkeypatch.setattr(slices, "PAIRS", 20)
+        torch.testing.assert_close(loss_of(embeddings, compose("simclr")).loss, whole)
+
+
+@compiled
+@pytest.mark.parametrize(("dtype", "most"), [(torch.float32, 64), (torch.float64, 2)])
+def test_a_whole_bank_is_taken_at_once_only_where_that_holds_no_matrix(dtype, most, monkeypatch):
+    import psm.losses.contrastive
+
+    taken, whole = [], psm.losses.contrastive.logsumexp_of_products
+    monkeypatch.setattr(psm.contrast, "logsumexp_of_products", lambda *x: taken.append(len(x[0])) or whole(*x))
+    monkeypatch.setattr(slices, "PAIRS", 100)
+    monkeypatch.setattr(products, "LEAST", 0)
+    bank = Bank(50, 32).to(dtype)
+    bank.push(torch.randn(50, 32, dtype=dtype), torch.arange(50))
+    embeddings = Embeddings(*(torch.randn(2, 64, 32, dtype=dtype) for _ in range(3)))
+    wanted = compose("mocov2")
+    loss_of(embeddings, replace(wanted, bank=replace(wanted.bank, own=True)), bank, torch.arange(64))
+    assert max(taken) == most
+
+
+@pytest.mark.parametrize("own", [[], [3], [5, 5, 9], [7, 1, 1, 7]])
+def test_own_pairs_are_marked_alike_on_every_device(own):
+    """The CPU's way through the columns, with queries that share a picture too, against comparing all pairs."""
+    ids, own = torch.tensor([1, 5, 5, -1, 7, 8, 1]), torch.tensor(own, dtype=torch.long)
+    pairs = torch.zeros(len(own), len(ids))
+    assert mark_own(pairs, ids, own, 2.0) is pairs
+    assert torch.equal(pairs == 2.0, ids == own[:, None])
+
+
+@pytest.mark.parametrize("pairs", [20, 2**24])
+def test_a_second_derivative_is_refused_rather_than_wrong(pairs, monkeypatch):
+    monkeypatch.setattr(slices, "PAIRS", pairs)
+    embeddings = Embeddings(*[torch.randn(2, 9, 4, requires_grad=True)] * 3)
+    loss = loss_of(embeddings, compose("simclr")).loss
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        torch.autograd.grad(loss, embeddings.projection, create_graph=True)[0].square().sum().backward()
+
+
+def test_slices_in_inference_mode(monkeypatch):
+    monkeypatch.setattr(slices, "PAIRS", 20)
+    rows = torch.randn(9, 4, requires_grad=True)
+    with torch.inference_mode():
+        total, told = slices.sum_over_anchors(lambda part, x: (x.sum(), x.detach().sum()), 10, (rows,), ())
+    torch.testing.assert_close(total, rows.detach().sum())
+    torch.testing.assert_close(told, total)

@@ -1,0 +1,294 @@
+"""All methods: golden vectors, slow references, identities, odd corners, and compositions by key."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.nn.functional import normalize
+
+import psm
+import reference
+from helpers import close, composition, filled, golden, pair_of, random_vectors
+from psm.losses import negative_weighting as masses
+from psm.losses.contrastive import contrast, fact_names, loss_of
+from psm.methods.registry import METHODS, compose, register
+from psm.mining.memory_bank import Bank
+from psm.mining.negatives import mixed, of_the_bank
+from psm.models.siamese import Embeddings
+from psm.training.module import Pretraining
+from psm.utils.errors import UserError
+
+ALL = list(METHODS)
+IN_BATCH = ("simclr", "dcl", "hcl", "bcl")
+
+
+def embeddings(seed=0, count=6, width=5, dtype=torch.float64):
+    """Of a topology where queries, keys and projections differ."""
+    projection, query, key = random_vectors(seed, *[(2, count, width)] * 3, dtype=dtype)
+    return Embeddings(projection, query.requires_grad_(), key)
+
+
+def alike(z1, z2):
+    """Of one network without a predictor."""
+    z = torch.stack([z1, z2])
+    return Embeddings(z, z, z)
+
+
+@pytest.mark.parametrize("method", IN_BATCH)
+def test_golden_in_batch(method):
+    g = golden("in_batch")
+    z1, z2 = (g[name].clone().requires_grad_() for name in ("z1", "z2"))
+    loss = loss_of(alike(z1, z2), composition(method)).loss
+    gradients = torch.autograd.grad(loss, (z1, z2))
+    assert close(loss, g[f"{method}_loss"])
+    assert close(gradients[0], g[f"{method}_dz1"])
+    assert close(gradients[1], g[f"{method}_dz2"])
+
+
+def test_golden_moco():
+    g = golden("moco")
+    query = g["query"].clone().requires_grad_()
+    pair = pair_of(query, g["key"], query, g["key"])
+    loss = contrast(pair, composition("mocov2"), filled(g["queue"])).loss
+    assert close(loss, g["loss"])
+    assert close(torch.autograd.grad(loss, query)[0], g["dquery"])
+
+
+def test_golden_byol():
+    g = golden("byol")
+    query = g["prediction"].clone().requires_grad_()
+    loss = contrast(pair_of(query, g["target"], query, g["target"]), composition("byol")).loss
+    assert close(loss, g["loss"])
+    assert close(torch.autograd.grad(loss, query)[0], g["dprediction"])
+
+
+def test_golden_nnclr():
+    g = golden("nnclr")
+    query = g["prediction"].clone().requires_grad_()
+    loss = contrast(pair_of(query, g["z"], query, g["z"]), composition("nnclr"), filled(g["bank"])).loss
+    assert close(loss, g["loss"])
+    assert close(torch.autograd.grad(loss, query)[0], g["dprediction"])
+
+
+def test_golden_vicreg():
+    g = golden("vicreg")
+    z1, z2 = (g[name].clone().requires_grad_() for name in ("z1", "z2"))
+    loss = loss_of(alike(z1, z2), composition("vicreg")).loss
+    gradients = torch.autograd.grad(loss, (z1, z2))
+    assert close(loss, g["loss"])
+    assert close(gradients[0], g["dz1"])
+    assert close(gradients[1], g["dz2"])
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    seed=st.integers(0, 9999),
+    count=st.integers(2, 5),
+    width=st.integers(2, 6),
+    temperature=st.sampled_from([0.1, 0.5, 1.0]),
+    tau=st.sampled_from([0.0, 0.05, 0.3]),
+    beta=st.sampled_from([0.0, 0.5, 1.0]),
+    alpha=st.sampled_from([0.5, 0.7, 0.9]),
+)
+def test_in_batch_methods_equal_loops(seed, count, width, temperature, tau, beta, alpha):
+    z1, z2 = (x.requires_grad_() for x in random_vectors(seed, *[(count, width)] * 2))
+    slow_masses = {
+        "simclr": reference.sum_mass,
+        "dcl": reference.debiased_mass(temperature, tau),
+        "hcl": reference.hard_mass(temperature, tau, beta),
+        "bcl": reference.bayesian_mass(tau, alpha, beta),
+    }
+    for method, mass in slow_masses.items():
+        wanted = composition(
+            method, loss={"temperature": temperature}, negatives={"tau": tau, "beta": beta, "alpha": alpha}
+        )
+        loss = loss_of(alike(z1, z2), wanted).loss
+        slow = reference.in_batch_loss(z1, z2, temperature, mass)
+        assert close(loss, slow, 1e-8), method
+        for a, b in zip(*(torch.autograd.grad(x, (z1, z2)) for x in (loss, slow)), strict=True):
+            assert close(a, b, 1e-7), method
+
+
+@settings(max_examples=25, deadline=None)
+@given(seed=st.integers(0, 9999), count=st.integers(2, 5), width=st.integers(2, 6), rows=st.integers(1, 9))
+def test_other_methods_equal_loops(seed, count, width, rows):
+    query, key, bank = random_vectors(seed, (count, width), (count, width), (rows, width))
+    query.requires_grad_()
+    for method, slow in (
+        ("mocov2", reference.bank_loss(query, key, bank, 0.5)),
+        ("nnclr", reference.nearest_loss(query, key, bank, 0.5)),
+    ):
+        loss = contrast(pair_of(query, key, query, key), composition(method), filled(bank)).loss
+        assert close(loss, slow), method
+        assert close(*(torch.autograd.grad(x, query)[0] for x in (loss, slow))), method
+    z1, z2 = random_vectors(seed + 1, *[(count, width)] * 2)
+    assert close(loss_of(alike(z1, z2), composition("vicreg")).loss, reference.vicreg_loss(z1, z2), 1e-8)
+
+
+def test_mixed_negatives_equal_vectors():
+    """The similarities of MoCHi's synthetic negatives, and their gradients, are those of the vectors made outright."""
+    query, rows = random_vectors(4, (3, 6), (20, 6))
+    query = normalize(query, dim=1).requires_grad_()
+    bank = filled(rows)
+    plain = of_the_bank(query, bank)
+    fast = mixed(query, bank, plain, 8, 5, 4, torch.Generator().manual_seed(1))
+    assert torch.equal(fast.similarity[:, :20], plain.similarity)
+    draws = torch.Generator().manual_seed(1)
+    hardest = plain.similarity.topk(8, dim=1).indices
+    chosen = [hardest.gather(1, (torch.rand(3, n, generator=draws) * 8).long()) for n in (5, 5, 4)]
+    x, y = torch.rand(3, 5, generator=draws).double(), 0.5 * torch.rand(3, 4, generator=draws).double()
+    first, second, third = (bank.rows[places] for places in chosen)
+    pairs = normalize(x[..., None] * first + (1 - x[..., None]) * second, dim=2)
+    with_query = normalize(y[..., None] * query.detach()[:, None] + (1 - y[..., None]) * third, dim=2)
+    slow = torch.einsum("nd,nsd->ns", query, torch.cat([pairs, with_query], 1))
+    assert close(fast.similarity[:, 20:], slow)
+    weights = torch.arange(27.0).view(3, 9).double()
+    gradients = [torch.autograd.grad((s * weights).sum(), query)[0] for s in (fast.similarity[:, 20:], slow)]
+    assert close(*gradients)
+
+
+def same_loss(a, b, tolerance=1e-9, one_network=False):
+    e = embeddings()
+    if one_network:
+        e = alike(*random_vectors(3, (6, 5), (6, 5)))
+    bank = filled(random_vectors(8, (20, 5))[0])
+    draws = torch.Generator().manual_seed(0)
+    return close(loss_of(e, a, bank, None, draws).loss, loss_of(e, b, bank).loss, tolerance)
+
+
+def test_identities():
+    assert same_loss(composition("dcl", negatives={"tau": 0.0}), composition("simclr"), one_network=True)
+    assert same_loss(composition("hcl", negatives={"beta": 0.0}), composition("dcl"), one_network=True)
+    halves = composition("bcl", negatives={"alpha": 0.5, "beta": 0.5})
+    assert same_loss(halves, composition("simclr"), 1e-2, one_network=True)
+    assert same_loss(composition("mochi", negatives={"mixed": 0, "mixed_query": 0}), composition("mocov2"))
+    assert same_loss(composition("psm", negatives={"pnsm": False}, loss={"hard": 0.0}), composition("snclr"))
+    assert same_loss(composition("mocov2", negatives={"pnsm": True, "a": 0.0}), composition("mocov2"))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("temperature", [0.01, 0.5])
+@pytest.mark.parametrize("case", ["random", "identical", "opposite", "all dropped", "empty bank"])
+@pytest.mark.parametrize("method", ALL)
+def test_finite_value_and_gradient(method, case, temperature, dtype):
+    projection, query, key = random_vectors(3, *[(2, 4, 6)] * 3, dtype=torch.float32)
+    if case == "identical":
+        projection = query = key = torch.ones(2, 4, 6)
+    elif case == "opposite":
+        key = -query.flip(0)
+    query = query.to(dtype).requires_grad_()
+    topology = compose(method).topology
+    own = topology.predictor or topology.target
+    e = Embeddings(projection.to(dtype), query, key.to(dtype)) if own else Embeddings(query, query, query)
+    dropping = {"pnsm": True, "a": 1e9} if case == "all dropped" and "chance" in fact_names(compose(method)) else {}
+    wanted = composition(method, loss={"temperature": temperature}, negatives=dropping)
+    bank = Bank(wanted.bank.size, 6)
+    if case != "empty bank":
+        bank.push(torch.randn(30, 6), torch.arange(30) + 100)
+    outcome = loss_of(e, wanted, bank, torch.arange(4), torch.Generator().manual_seed(0))
+    outcome.loss.backward()
+    assert torch.isfinite(outcome.loss)
+    assert torch.isfinite(query.grad).all()
+    assert (tuple(outcome.facts) and set(outcome.facts) == set(fact_names(wanted))) or not fact_names(wanted)
+    assert all(torch.isfinite(fact) for fact in outcome.facts.values())
+
+
+@pytest.mark.parametrize("mass", ["debiased", "hard", "bayesian"])
+def test_a_mass_of_nothing_is_nothing(mass):
+    logits = torch.randn(2, 4, requires_grad=True)
+    keep = torch.tensor([[True] * 4, [False] * 4])
+    positive = torch.zeros(2)
+    value = {
+        "debiased": lambda: masses.debiased(logits, keep, positive, 0.5, 0.1),
+        "hard": lambda: masses.hard(logits, keep, positive, 0.5, 0.1, 1.0),
+        "bayesian": lambda: masses.bayesian(logits, keep, 0.1, 0.9, 0.9),
+    }[mass]()
+    assert value[1] == -torch.inf
+    value.exp().sum().backward()
+    assert torch.isfinite(logits.grad).all()
+
+
+def test_ranks_leave_out_what_was_dropped():
+    logits = torch.randn(1, 10, dtype=torch.float64)
+    keep = torch.arange(10) % 3 != 0
+    every = torch.ones(1, int(keep.sum()), dtype=torch.bool)
+    all_of_them = masses.bayesian_weights(logits[:, keep], every, 0.1, 0.9, 0.9)
+    assert close(masses.bayesian_weights(logits, keep[None], 0.1, 0.9, 0.9)[:, keep], all_of_them)
+
+
+@pytest.mark.parametrize("method", ALL)
+def test_every_method_trains_resumes_exactly_and_evaluates(tmp_path, small, monkeypatch, method):
+    small |= {"method": method, "save": {"every_steps": 1}, "monitor": {"knn": False}}
+    whole = psm.pretrain(tmp_path / "whole", **small)
+    assert set(fact_names(compose(method))) <= whole.metrics[0].keys()
+    assert psm.evaluate(whole.out, linear={"epochs": 1}, progress=False)[0].of == method
+    step = Pretraining.training_step
+
+    def stopping(self, batch, index):
+        if batch.step == 4:
+            raise InterruptedError
+        return step(self, batch, index)
+
+    monkeypatch.setattr(Pretraining, "training_step", stopping)
+    with pytest.raises(InterruptedError):
+        psm.pretrain(tmp_path / "parts", **small)
+    monkeypatch.undo()
+    parts = psm.pretrain(tmp_path / "parts", resume=True)
+    for name, value in whole.encoder.state_dict().items():
+        assert torch.equal(value, parts.encoder.state_dict()[name])
+
+
+@pytest.mark.parametrize(
+    ("method", "keys"),
+    [
+        ("simclr", {"negatives": {"pnsm": True}}),
+        ("mocov2", {"negatives": {"pnsm": True, "a": 2.0}}),
+        ("hcl", {"negatives": {"pnsm": True}}),
+        ("nnclr", {"negatives": {"mass": "bayesian"}}),
+        ("psm", {"negatives": {"mass": "hard"}}),
+        ("simclr", {"positives": {"rule": "neighbours", "k": 2}}),
+        ("byol", {"positives": {"rule": "neighbours", "k": 2}}),
+        ("psm", {"negatives": {"source": "bank"}, "loss": {"symmetric": False}}),
+        ("mochi", {"bank": {"own": False}, "negatives": {"pnsm": True}}),
+    ],
+)
+def test_compositions_by_key(method, keys):
+    row = compose(method)
+    wanted = {part: replace(getattr(row, part), **changes) for part, changes in keys.items()}
+    composed = compose(method, wanted)
+    bank = filled(random_vectors(8, (20, 5))[0])
+    outcome = loss_of(embeddings(), composed, bank, torch.arange(6), torch.Generator().manual_seed(0))
+    assert torch.isfinite(outcome.loss)
+    assert outcome.loss != loss_of(embeddings(), row, bank, torch.arange(6), torch.Generator().manual_seed(0)).loss
+
+
+@pytest.mark.parametrize(
+    ("method", "keys", "says"),
+    [
+        ("byol", {"negatives": {"pnsm": True}}, "no negatives"),
+        ("byol", {"negatives": {"source": "views"}}, "no negatives"),
+        ("byol", {"loss": {"hard": 1.0}}, "contrastive term"),
+        ("byol", {"topology": {"target": False, "predictor": False}}, "collapses"),
+        ("vicreg", {"topology": {"target": True}}, "one network"),
+        ("vicreg", {"positives": {"rule": "nearest"}}, "no place"),
+        ("simclr", {"negatives": {"source": "none"}}, "nothing to contrast"),
+        ("simclr", {"negatives": {"mixed": 5}}, "rows of the bank"),
+        ("nnclr", {"positives": {"rule": "neighbours"}}, "one positive"),
+        ("dcl", {"negatives": {"tau": 1.0}}, "negatives.tau"),
+        ("bcl", {"negatives": {"beta": 2.0}}, "negatives.beta"),
+    ],
+)
+def test_nonsense_is_refused(method, keys, says):
+    row = compose(method)
+    with pytest.raises(UserError, match=says):
+        compose(method, {part: replace(getattr(row, part), **changes) for part, changes in keys.items()})
+
+
+def test_a_twelfth_method():
+    register("mine", "SimCLR with PNSM", "nowhere", base="simclr", negatives={"pnsm": True})
+    try:
+        assert compose("mine").negatives.pnsm
+    finally:
+        del METHODS["mine"]

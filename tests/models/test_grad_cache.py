@@ -1,0 +1,114 @@
+"""Gradient caching: chunks of a batch, run twice, learn exactly what they would learn kept in memory."""
+
+import shutil
+from copy import deepcopy
+
+import pytest
+import torch
+from torch import nn
+
+from psm.methods.registry import METHODS, compose
+from psm.models.networks import encoder, predictor, projector
+from psm.models.siamese import Embeddings, Topology
+from psm.training.module import step_loss
+
+
+def networks(method, norm=True):
+    torch.manual_seed(0)
+    topology = compose(method).topology
+    backbone = encoder("tiny", "small", 8)
+    nets = Topology(
+        backbone, projector(256, 16, 8), predictor(8, 16, 8) if topology.predictor else None, topology.target
+    )
+    if not norm:
+        for parent in list(nets.modules()):
+            for name, child in parent.named_children():
+                if isinstance(child, nn.modules.batchnorm._BatchNorm):
+                    setattr(parent, name, nn.Identity())
+    return nets.double()
+
+
+def views():
+    return torch.randn(2, 10, 3, 8, 8, dtype=torch.double, generator=torch.Generator().manual_seed(1))
+
+
+def learned(nets, given, method, chunk):
+    torch.manual_seed(0)  # PNSM's draws
+    loss, _, latest = step_loss(nets, given, torch.arange(10), compose(method), None, None, chunk)
+    loss.backward()
+    gradients = {name: p.grad for name, p in nets.named_parameters() if p.grad is not None}
+    return {"loss": loss.detach(), **latest._asdict(), **gradients, **dict(nets.named_buffers())}
+
+
+class InChunks(nn.Module):
+    """The same chunks, plainly: nothing is run twice, everything is kept."""
+
+    def __init__(self, nets, chunk):
+        super().__init__()
+        self.nets, self.chunk = nets, chunk
+
+    def forward(self, given, _):
+        parts = [self.nets(part) for part in given.split(self.chunk, dim=1)]
+        embeddings = Embeddings(*(torch.cat([part[0][i] for part in parts], 1) for i in range(3)))
+        return embeddings, torch.cat([part[1].view(2, -1, 256) for part in parts], 1).flatten(0, 1)
+
+
+@pytest.mark.parametrize("method", [name for name in METHODS if not compose(name).needs_bank])
+@pytest.mark.parametrize("chunk", [2, 4, 5])
+def test_chunks_run_twice_equal_chunks_that_are_kept(method, chunk):
+    """Loss, gradients and the running statistics of batch norm, which count each chunk once."""
+    nets = networks(method)
+    plain = learned(InChunks(deepcopy(nets), chunk), views(), method, None)
+    cached = learned(nets, views(), method, chunk)
+    torch.testing.assert_close({name.removeprefix("nets."): value for name, value in plain.items()}, cached)
+
+
+@pytest.mark.parametrize("method", ["simclr", "byol"])
+def test_without_batch_norm_chunks_equal_the_whole_batch(method):
+    nets = networks(method, norm=False)
+    whole = learned(deepcopy(nets), views(), method, None)
+    torch.testing.assert_close(learned(nets, views(), method, 3), whole)
+
+
+def test_a_chunk_as_large_as_the_batch_is_the_batch():
+    nets = networks("simclr")
+    whole = learned(deepcopy(nets), views(), "simclr", None)
+    torch.testing.assert_close(learned(nets, views(), "simclr", 10), whole)
+
+
+def test_memory_holds_the_maps_of_one_chunk():
+    """What is kept for the gradient does not grow with the number of chunks, but for views and embeddings."""
+    kept = []
+    for chunk in (None, 2):
+        total = 0
+
+        def note(tensor):
+            nonlocal total
+            total += tensor.numel()
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+            step_loss(networks("simclr"), views(), torch.arange(10), compose("simclr"), None, None, chunk)
+        kept.append(total)
+    assert kept[1] < kept[0] / 5
+
+
+@pytest.mark.parametrize("method", ["psm", "simclr"])
+@pytest.mark.parametrize("chunk", [None, 4])
+def test_compiled_networks_learn_the_same(method, chunk):
+    """Traced and differentiated ahead of time; what a backend then makes of the graph is the backend's."""
+    nets = networks(method)
+    plain = learned(deepcopy(nets), views(), method, chunk)
+    names = list(nets.state_dict())
+    nets.compile_parts("aot_eager")
+    torch.testing.assert_close(learned(nets, views(), method, chunk), plain)
+    assert list(nets.state_dict()) == names
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a compiler")
+def test_inductor_learns_the_same():
+    nets = networks("simclr")
+    plain = learned(deepcopy(nets), views(), "simclr", None)
+    nets.compile_parts("inductor")
+    torch.testing.assert_close(learned(nets, views(), "simclr", None), plain)

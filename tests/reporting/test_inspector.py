@@ -1,0 +1,462 @@
+"""The mining inspector: its numbers against plain loops, its page as a browser sees it, and what it refuses."""
+
+import base64
+import html
+import json
+import math
+import re
+import shutil
+import subprocess
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import psm
+from helpers import SMALL
+from psm.cli.main import main
+from psm.config.schema import PicturesConfig
+from psm.data import DataSet, Pictures, load
+from psm.evaluation.mining_analysis import Mining, read_moment
+from psm.methods.registry import METHODS
+from psm.reporting.inspector import page as pages
+from psm.reporting.inspector.facts import Scores, choose, shown_negatives, worst_negatives, worst_positives
+from psm.reporting.inspector.sprites import pack
+from psm.utils.errors import UserError
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    out = tmp_path_factory.mktemp("runs") / "a"
+    psm.pretrain(out, **SMALL | {"epochs": 3, "save": {"snapshots": 1}})
+    return out
+
+
+@pytest.fixture(scope="module")
+def data():
+    return load("shapes", PicturesConfig(limit=100, size=16), progress=False)
+
+
+@pytest.fixture(scope="module")
+def inspection(run):
+    return psm.inspect(run, queries=30, negatives=10, others=40, progress=False)
+
+
+def content_of(page):
+    """The data embedded in a page, arrays as numpy's."""
+    text = re.search(r'<script type="application/json" id="data">(.*?)</script>', page.read_text(), re.DOTALL).group(1)
+
+    def array(item):
+        if item.keys() != {"kind", "shape", "bytes"}:
+            return item
+        return np.frombuffer(base64.b64decode(item["bytes"]), "<" + np.dtype(item["kind"]).str[1:]).reshape(
+            item["shape"]
+        )
+
+    return json.loads(text, object_hook=array)
+
+
+def by_loops(checkpoint, pictures, queries, others):
+    """What is mined, one picture and one equation at a time, in double precision from the networks' outputs."""
+    moment = read_moment(checkpoint)
+    networks, bank = moment.networks, moment.bank
+
+    def unit(vector):
+        return vector.double() / vector.double().norm()
+
+    @torch.inference_mode()
+    def vectors(picture):
+        inputs = moment.views.plain(pictures.take(torch.tensor([picture])))
+        z = networks.projector(networks.encoder(inputs))
+        return unit(networks.predictor(z)[0]), unit(networks.target(inputs)[0]), unit(z[0])
+
+    embedded = {int(i): vectors(int(i)) for i in [*queries, *others]}
+
+    def mined(picture):
+        key, usable = embedded[picture][1], [row for row in range(int(bank.fill)) if int(bank.ids[row]) != picture]
+        rows = [(float(key @ bank.rows[row].double()), row) for row in usable]
+        return [row for _, row in sorted(rows, reverse=True)[:3]]
+
+    found = []
+    for picture in map(int, queries):
+        query, key, z = embedded[picture]
+        rows = mined(picture)
+        raised = [math.exp(float(z @ bank.rows[row].double())) for row in rows]
+        positives = [
+            (int(bank.ids[row]), e / sum(raised), float(query @ bank.rows[row].double()))
+            for row, e in zip(rows, raised, strict=True)
+        ]
+        own = float(query @ key)
+        negatives = []
+        for other in map(int, others):
+            if other == picture:
+                continue
+            candidates = [(other, embedded[other][1])]
+            candidates += [(int(bank.ids[row]), bank.rows[row].double()) for row in mined(other)]
+            for of, vector in candidates:
+                similarity = float(query @ vector)
+                negatives.append((of, similarity, math.exp(-0.5 * (similarity - own) ** 2)))
+        found.append((picture, positives, own, negatives))
+    return found
+
+
+def test_facts_equal_plain_loops(run, data, inspection):
+    facts, labels = inspection.facts, data.train.labels
+    others = choose(data.train, 40, 0, "inspected others")
+    for place, checkpoint in ((0, "epoch-0001.ckpt"), (2, "last.ckpt")):
+        epoch = facts.moments[place]
+        expected = by_loops(run / "checkpoints" / checkpoint, data.train, facts.queries, others)
+        for row, (picture, positives, own, negatives) in enumerate(expected):
+            assert facts.queries[row] == picture
+            ids, weights, similarities = zip(*positives, strict=True)
+            assert epoch.positives[row].tolist() == list(ids)
+            assert epoch.weights[row].tolist() == pytest.approx(weights, abs=1e-5)
+            assert epoch.positive_similarity[row].tolist() == pytest.approx(similarities, abs=1e-5)
+            assert epoch.reference[row].item() == pytest.approx(own, abs=1e-5)
+            assert epoch.count[row] == len(negatives) == epoch.spread[row].sum()
+            true = [bool(labels[i] == labels[picture]) for i in ids]
+            false = [bool(labels[of] == labels[picture]) for of, _, _ in negatives]
+            kept = sum(p for _, _, p in negatives)
+            scores = {name: value[row].item() for name, value in epoch.scores._asdict().items()}
+            assert scores == pytest.approx(
+                {
+                    "similarity": sum(similarities) / 3,
+                    "kept": kept / len(negatives),
+                    "nearer": sum(s > own for _, s, _ in negatives) / len(negatives),
+                    "purity": sum(true) / 3,
+                    "purity_weighted": sum(w for w, t in zip(weights, true, strict=True) if t),
+                    "any": float(any(true)),
+                    "false_negatives": sum(false) / len(negatives),
+                    "false_negatives_kept": sum(p for (_, _, p), f in zip(negatives, false, strict=True) if f) / kept,
+                },
+                abs=1e-5,
+            )
+            assert epoch.spread_false[row].sum() == sum(false)
+            hardest = sorted({(round(s, 4), of) for of, s, _ in negatives}, reverse=True)
+            assert epoch.negative_similarity[row, :5].tolist() == pytest.approx([s for s, _ in hardest[:5]], abs=2e-4)
+            assert epoch.negative_similarity[row, -1].item() == pytest.approx(hardest[-1][0], abs=2e-4)
+            for of, s in zip(epoch.negatives[row].tolist(), epoch.negative_similarity[row].tolist(), strict=True):
+                assert min(abs(s - x) for x, i in hardest if i == of) < 2e-4
+
+
+def test_epochs_are_in_order_and_the_last_counts_once(inspection):
+    assert inspection.facts.epochs == [1, 2, 3]
+    assert inspection.remarks == []
+    assert content_of(inspection.page)["epochs"] == [1, 2, 3]
+
+
+def test_page_holds_the_facts(data, inspection):
+    content, facts = content_of(inspection.page), inspection.facts
+    pictures = content["pictures"]
+    assert pictures[content["queries"]].tolist() == facts.queries.tolist()
+    assert [content["classes"][i] for i in content["labels"]] == [data.classes[data.train.labels[i]] for i in pictures]
+    for place, epoch in enumerate(facts.moments):
+        assert pictures[content["positives"][place]].tolist() == epoch.positives.tolist()
+        shown = content["negatives"][place]
+        assert np.where(shown < 0, -1, pictures[shown]).tolist() == epoch.negatives.tolist()
+        for name in ("weights", "positive_similarity", "negative_similarity", "reference"):
+            np.testing.assert_allclose(content[name][place] / 10_000, getattr(epoch, name), atol=5.1e-5)
+        for name, values in epoch.scores._asdict().items():
+            np.testing.assert_allclose(content["scores"][name][place] / 10_000, values, atol=5.1e-5)
+            assert content["means"][place][name] == pytest.approx(values.mean().item(), abs=1e-6)
+        assert sorted(content["worst"]["positives"][place]) == list(range(30))
+    assert content["about"]["a"] == 0.5
+    assert inspection.page.stat().st_size < 1_000_000
+    assert "http://" not in inspection.page.read_text().replace("http://www.w3.org", "")
+
+
+def test_queries_are_even_over_classes_and_follow_the_seed():
+    pictures = Pictures(torch.zeros(60, 3, 8, 8, dtype=torch.uint8), torch.arange(60).clamp(max=3))
+    chosen = choose(pictures, 8, 0, "queries")
+    assert pictures.labels[chosen].bincount().tolist() == [1, 1, 1, 5]
+    assert chosen.tolist() == sorted(set(chosen.tolist())) == choose(pictures, 8, 0, "queries").tolist()
+    assert chosen.tolist() != choose(pictures, 8, 1, "queries").tolist()
+    assert len(choose(pictures, 1000, 0, "queries")) == 60
+
+
+def mining_of(similarity, negatives, allowed=None):
+    similarity = torch.tensor([similarity])
+    allowed = torch.ones_like(similarity).bool() if allowed is None else torch.tensor([allowed])
+    nothing = torch.zeros(1, 0)
+    return Mining(
+        queries=torch.tensor([0]),
+        positives=nothing.long(),
+        positive_similarity=nothing,
+        weights=nothing,
+        reference=torch.zeros(1),
+        negatives=torch.tensor(negatives),
+        similarity=similarity,
+        allowed=allowed,
+        keep=torch.ones_like(similarity),
+    )
+
+
+def test_shown_negatives_are_the_hardest_and_a_spread_without_repeats():
+    values = [i / 100 for i in range(100)]
+    shown = shown_negatives(mining_of(values, list(range(100))), 8)
+    assert shown.tolist() == [[99, 98, 97, 96, 95, 63, 32, 0]]
+    # The same row of the same picture stands once; another picture as similar stays; what is no negative is absent.
+    shown = shown_negatives(mining_of([0.5, 0.5, 0.5, 0.1, 0.9], [7, 7, 8, 9, 1], [True, True, True, True, False]), 4)
+    assert sorted(shown[0].tolist()) in ([-1, 0, 2, 3], [-1, 1, 2, 3])
+    assert shown_negatives(mining_of([0.3], [4]), 5).tolist() == [[0, -1, -1, -1, -1]]
+
+
+def test_worst_queries():
+    nan = torch.full((4,), torch.nan)
+    scores = Scores(*[nan] * 8)._replace(
+        similarity=torch.tensor([0.1, 0.9, 0.5, torch.nan]), nearer=torch.tensor([0.2, 0.0, 0.4, 0.1])
+    )
+    assert worst_positives(scores).tolist() == [0, 2, 1, 3]
+    assert worst_negatives(scores).tolist() == [2, 0, 3, 1]
+    labelled = scores._replace(
+        purity=torch.tensor([0.0, 0.0, 1.0, torch.nan]),
+        purity_weighted=torch.tensor([0.0, 0.0, 1.0, torch.nan]),
+        false_negatives_kept=torch.tensor([0.1, 0.3, 0.2, 0.0]),
+    )
+    assert worst_positives(labelled).tolist() == [1, 0, 2, 3]
+    assert worst_negatives(labelled).tolist() == [1, 2, 0, 3]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_gives_a_page(tmp_path, method, small):
+    small |= {"method": method, "epochs": 1, "monitor": {"knn": False}}
+    psm.pretrain(tmp_path / "run", **small)
+    inspection = psm.inspect(tmp_path / "run", queries=12, negatives=6, others=30, progress=False)
+    about, epoch = content_of(inspection.page)["about"], inspection.facts.moments[0]
+    mines, pushes = method in ("psm", "snclr", "nnclr"), method not in ("byol", "vicreg")
+    assert about["mines"] == mines == (not any("mines no positives" in remark for remark in inspection.remarks))
+    assert any("save.snapshots" in remark for remark in inspection.remarks)
+    assert epoch.positives.shape == (12, 1 if method == "nnclr" else 3)
+    assert epoch.negatives.shape == (12, 6 if pushes else 0)
+    assert (epoch.weights.sum(1) > 0.99).all() == mines
+    assert not (epoch.positives == inspection.facts.queries[:, None]).any()
+    assert epoch.scores.purity.isfinite().all()
+    assert epoch.scores.false_negatives.isfinite().all() == pushes
+    if not METHODS[method].composition.negatives.pnsm:
+        torch.testing.assert_close(epoch.scores.false_negatives_kept, epoch.scores.false_negatives, equal_nan=True)
+
+
+def test_without_labels(run, data):
+    blind = DataSet("shapes", Pictures(data.train.take(torch.arange(100))), None, ())
+    out = run.parent / "blind.html"
+    inspection = psm.inspect(run, blind, queries=10, negatives=4, others=20, progress=False, out=str(out))
+    content = content_of(inspection.page)
+    assert content["classes"] == []
+    assert content["labels"] is None
+    assert (content["scores"]["purity"] == pages.NOTHING).all()
+    assert content["means"][0]["false_negatives"] is None
+    similarity = inspection.facts.moments[-1].scores.similarity
+    assert content["worst"]["positives"][-1].tolist() == similarity.argsort(stable=True).tolist()
+
+
+def test_class_names_stay_text(run, data):
+    hostile = "</script><b>x</b>&\udce9"
+    named = DataSet("shapes", data.train, data.test, (hostile, *data.classes[1:]))
+    out = run.parent / "hostile.html"
+    psm.inspect(run, named, queries=10, others=20, progress=False, out=str(out))
+    text = out.read_text()
+    assert text.count("</script>") == 2
+    assert "<b>x" not in text
+    assert content_of(out)["classes"][0] == hostile
+
+
+def test_sprites_find_their_pictures_and_fit(data):
+    ids = torch.arange(3, 60)
+    sprites = pack(data.train, ids, room=10**9)
+    assert (sprites.side, sprites.pitch) == (16, 16)
+    sheet = np.asarray(Image.open(_decoded(sprites.sheets[0]))).astype(int)
+    for place in (0, 31, 32, 56):
+        top, left = place // 32 * 16, place % 32 * 16
+        picture = data.train.take(ids[place : place + 1])[0].permute(1, 2, 0).numpy()
+        assert np.abs(sheet[top : top + 16, left : left + 16] - picture).mean() < 8
+    large = Pictures(torch.randint(0, 256, (40, 3, 100, 100), dtype=torch.uint8))
+    assert pack(large, torch.arange(40), room=10**9).side == 64
+    small = pack(large, torch.arange(40), room=60_000)
+    assert small.side < 64
+    assert small.characters <= 60_000
+
+
+def _decoded(url):
+    import io
+
+    return io.BytesIO(base64.b64decode(url.partition(",")[2]))
+
+
+def test_a_page_that_would_be_too_large_is_refused(run, monkeypatch):
+    monkeypatch.setattr(pages, "MOST", 50_000)
+    out = run.parent / "large.html"
+    with pytest.raises(UserError, match="fewer queries="):
+        psm.inspect(run, queries=30, progress=False, out=str(out))
+    assert not out.exists()
+
+
+def test_a_network_of_the_users_own(tmp_path, small):
+    class Own(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = torch.nn.Conv2d(3, 8, 3)
+
+        def forward(self, pictures):
+            return self.layer(pictures)
+
+    small.pop("encoder")
+    psm.pretrain(tmp_path / "run", encoder=Own(), **small | {"epochs": 1, "monitor": {"knn": False}})
+    with pytest.raises(UserError, match="encoder="):
+        psm.inspect(tmp_path / "run", progress=False)
+    assert not (tmp_path / "run" / "inspect.html").exists()
+    inspection = psm.inspect(tmp_path / "run", encoder=Own(), queries=5, others=10, progress=False)
+    assert inspection.facts.moments[0].positives.shape == (5, 3)
+
+
+def test_command_line(run, tmp_path, capsys):
+    out = tmp_path / "sub" / "page.html"
+    small = ["queries=6", "others=20", "progress=false"]
+    assert main(["inspect", str(run), f"out={out}", *small]) == 0
+    assert str(out) in capsys.readouterr().out
+    before = out.read_bytes()
+    refusals = {
+        "exists": ["inspect", f"run={run}", f"out={out}"],
+        "is missing": ["inspect"],
+        "does not exist": ["inspect", str(tmp_path / "nowhere")],
+        "is not a run folder": ["inspect", str(tmp_path)],
+        "is a file": ["inspect", str(out)],
+        "is a folder": ["inspect", str(run), f"out={tmp_path}"],
+        "did you mean 'queries'": ["inspect", str(run), "querys=3"],
+        "too small": ["inspect", str(run), "queries=0"],
+        "neither a folder": ["inspect", str(run), "data=/not/there"],
+        "was trained on": ["inspect", str(run), "pictures.limit=50"],
+    }
+    for says, arguments in refusals.items():
+        assert main(arguments) == 2
+        error = capsys.readouterr().err
+        assert says in error
+        assert len(error.strip().splitlines()) == 1
+    assert out.read_bytes() == before
+    assert [path.name for path in out.parent.iterdir()] == ["page.html"]
+    assert main(["inspect", f"run={run}", f"out={out}", "overwrite=true", "seed=1", *small]) == 0
+    assert out.read_bytes() != before
+
+
+def test_other_pictures_of_the_same_number_are_refused(run, data):
+    other = DataSet("shapes", Pictures(255 - data.train.take(torch.arange(100))), None, ())
+    with pytest.raises(UserError, match="was trained on"):
+        psm.inspect(run, other, progress=False)
+
+
+# ---- in a browser -------------------------------------------------------------------------------------------------
+
+SELF_TEST = """
+<script>
+const said = {};
+const press = (key, target = document.body) =>
+  target.dispatchEvent(new KeyboardEvent("keydown", { key, bubbles: true }));
+const note = name => {
+  said[name] = { hash: location.hash, title: document.getElementById("query-title").textContent };
+};
+window.addEventListener("error", event => { said.error = event.message; });
+note("start");
+press("ArrowRight"); note("right");
+press("ArrowLeft"); note("left");
+press("["); note("earlier");
+press("]"); press("]"); note("later");
+document.getElementById("grid").focus();
+press("End", document.getElementById("grid")); note("end");
+press("Enter", document.getElementById("grid")); said.focused = document.activeElement.id;
+press("Escape"); said.back = document.activeElement.id;
+press("j"); said.walked = document.getElementById("negative-says").textContent;
+press("w"); note("worst");
+said.cells = document.querySelectorAll(".cell").length;
+said.selected = document.querySelectorAll('.cell[aria-selected="true"]').length;
+said.dots = document.querySelectorAll("[id^=dot-]").length;
+said.rows = document.querySelectorAll("#positives .row").length;
+said.figures = Array.from(document.querySelectorAll("#positives .row.now figure"), figure => figure.textContent);
+said.options = Array.from(document.getElementById("class").options, option => option.textContent);
+said.injected = document.querySelectorAll("option b, h2 b").length;
+said.charts = document.querySelectorAll("#trends h3").length;
+document.body.replaceChildren();
+document.body.append(Object.assign(document.createElement("pre"), { id: "said", textContent: JSON.stringify(said) }));
+</script>
+</body>"""
+
+
+def in_browser(page, tmp_path, fragment=""):
+    """What the page says of itself after some key presses in a real browser."""
+    copy = tmp_path / "copy.html"
+    copy.write_text(page.read_text().replace("</body>", SELF_TEST))
+    switches = (
+        *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync"),
+        *(
+            "--disable-background-networking",
+            "--disable-component-update",
+            "--disable-dev-shm-usage",
+            "--virtual-time-budget=4000",
+        ),
+        *("--window-size=1280,900", f"--user-data-dir={tmp_path / 'profile'}", "--dump-dom"),
+    )
+    command = [CHROMIUM, *switches, f"{copy.as_uri()}{fragment}"]
+    dom = subprocess.run(command, capture_output=True, text=True, timeout=120).stdout
+    return json.loads(html.unescape(re.search(r'<pre id="said">(.*?)</pre>', dom, re.DOTALL).group(1)))
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="needs chromium")
+def test_keys_in_a_browser(inspection, tmp_path):
+    said = in_browser(inspection.page, tmp_path)
+    content, facts = content_of(inspection.page), inspection.facts
+    assert "error" not in said
+    order = [int(facts.queries[i]) for i in content["worst"]["positives"][-1]]
+    earlier = [int(facts.queries[i]) for i in content["worst"]["positives"][1]]
+
+    def hash_of(query, epoch):
+        return f"#query={query}&epoch={epoch}&sort=positives"
+
+    assert said["start"]["hash"] == hash_of(order[0], 3) == said["left"]["hash"] == said["later"]["hash"]
+    assert said["right"]["hash"] == hash_of(order[1], 3)
+    assert said["earlier"]["hash"] == hash_of(order[0], 2)
+    assert order[0] in earlier
+    assert said["end"]["hash"] == hash_of(order[-1], 3)
+    assert said["worst"]["hash"] == hash_of(order[0], 3)
+    labels = content["labels"][content["queries"]]
+    name = content["classes"][labels[content["worst"]["positives"][-1][0]]]
+    assert said["start"]["title"] == f"Picture {order[0]}: {name}"
+    assert (said["focused"], said["back"]) == ("detail", "grid")
+    assert said["walked"].startswith("negative 1 of the 10 shown: picture ")
+    assert (said["selected"], said["dots"], said["rows"], said["charts"]) == (1, 10, 3, 4)
+    assert said["options"] == ["all", *content["classes"]]
+    row = content["worst"]["positives"][-1][0]
+    weights, positives = content["weights"][-1][row], content["positives"][-1][row]
+    for text, weight, picture in zip(said["figures"], weights, positives, strict=True):
+        verdict = "✓" if content["labels"][picture] == labels[row] else "✗"
+        assert f"w {weight / 10_000:.2f}" in text
+        assert verdict in text
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="needs chromium")
+def test_fragment_and_hostile_names_in_a_browser(run, data, tmp_path):
+    names = tuple(f"<b>{name}</b></script>" for name in data.classes)
+    named = DataSet("shapes", data.train, data.test, names)
+    inspection = psm.inspect(run, named, queries=30, others=20, progress=False, out=str(tmp_path / "page.html"))
+    query = int(inspection.facts.queries[7])
+    said = in_browser(inspection.page, tmp_path, f"#query={query}&epoch=2&sort=picture")
+    assert "error" not in said
+    assert said["start"]["hash"] == f"#query={query}&epoch=2&sort=picture"
+    assert said["start"]["title"] == f"Picture {query}: {names[data.train.labels[query]]}"
+    assert said["options"][1] == names[0]
+    assert said["injected"] == 0
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="needs chromium")
+def test_thousands_of_queries_without_labels_and_negatives_in_a_browser(tmp_path, small):
+    pictures = torch.randint(0, 256, (2000, 3, 8, 8), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+    unlabelled = DataSet("pictures", Pictures(pictures), None, ())
+    small |= {"data": unlabelled, "method": "byol", "epochs": 1, "batch_size": 500, "pictures": {}}
+    psm.pretrain(tmp_path / "run", **small)
+    inspection = psm.inspect(tmp_path / "run", unlabelled, queries=2000, others=100, progress=False)
+    said = in_browser(inspection.page, tmp_path)
+    assert "error" not in said
+    assert said["cells"] < 100  # only what is in sight is in the document
+    assert (said["selected"], said["dots"], said["rows"]) == (1, 0, 1)
+    assert said["start"]["title"].startswith("Picture ")
+    assert inspection.page.stat().st_size < 3_000_000

@@ -1,0 +1,59 @@
+"""What a run mined, and the page that shows it."""
+
+import pytest
+import torch
+
+import psm
+from psm.config.schema import PicturesConfig
+from psm.data import DataSet, Pictures, load
+from psm.evaluation.mining_analysis import mined_samples
+from psm.reporting.run_page import write_page
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    from helpers import SMALL
+
+    out = tmp_path_factory.mktemp("runs") / "a"
+    return psm.pretrain(out, **SMALL)
+
+
+@pytest.fixture(scope="module")
+def data():
+    return load("shapes", PicturesConfig(limit=100, size=16), progress=False)
+
+
+def test_mined_samples(run, data):
+    queries = torch.tensor([3, 50, 99])
+    found = mined_samples(run.out / "checkpoints" / "last.ckpt", data, queries, negatives=6)
+    assert [query.picture for query in found] == [3, 50, 99]
+    for query in found:
+        assert len(query.positives) == 3
+        assert sum(sample.share for sample in query.positives) == pytest.approx(1, abs=1e-5)
+        assert query.picture not in [sample.picture for sample in query.positives]
+        similarities = [sample.similarity for sample in query.negatives]
+        assert similarities == sorted(similarities, reverse=True)
+        for sample in (*query.positives, *query.negatives):
+            same = data.train.labels[query.picture] == data.train.labels[sample.picture]
+            assert sample.same_class == bool(same)
+            assert 0 <= sample.share <= 1
+
+
+def test_page_of_a_method_that_mines_nothing(tmp_path, small):
+    result = psm.pretrain(tmp_path / "run", **small | {"method": "byol", "epochs": 1})
+    page = write_page(result.out, result.data).read_text()
+    assert "<svg" in page
+    assert "What was mined" not in page
+
+
+def test_page_without_labels_and_without_pictures(run, data):
+    blind = DataSet("shapes", Pictures(data.train.take(torch.arange(100))), None, ())
+    page = write_page(run.out, blind).read_text()
+    assert "What was mined" in page
+    assert "solid blue" not in page
+    settings = (run.out / "config.yaml").read_text()
+    (run.out / "config.yaml").write_text(settings.replace("data: shapes", "data: /does/not/exist"))
+    page = write_page(run.out).read_text()
+    (run.out / "config.yaml").write_text(settings)
+    assert "<svg" in page
+    assert "What was mined" not in page

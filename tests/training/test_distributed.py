@@ -1,0 +1,201 @@
+"""Two gloo processes are one process on the joined batch: loss, gradients, statistics, target, bank."""
+
+import os
+import socket
+import subprocess
+import sys
+from copy import deepcopy
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from safetensors.torch import load_file
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from psm.data.loader import share
+from psm.methods.registry import METHODS, compose
+from psm.mining.memory_bank import Bank
+from psm.models.networks import predictor, projector
+from psm.models.siamese import Topology
+from psm.training.checkpoint import read_checkpoint
+from psm.training.distributed import gather, join_batch_norm
+from psm.training.module import step_loss
+from psm.utils.run_folder import read_lines
+
+BATCH, STEPS = 8, 3
+
+
+class Encoder(nn.Sequential):
+    width = 10
+
+    def __init__(self):
+        super().__init__(nn.Conv2d(3, 10, 3), nn.BatchNorm2d(10), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+
+
+class Step(nn.Module):
+    """What Lightning's DDP wraps: the forward is the whole loss."""
+
+    def __init__(self, method):
+        super().__init__()
+        torch.manual_seed(0)
+        self.composition = compose(method)
+        topology = self.composition.topology
+        head = predictor(5, 7, 5) if topology.predictor else None
+        self.networks = Topology(Encoder(), projector(10, 7, 5), head, topology.target)
+        self.bank = Bank(13, 5)
+        self._ddp_params_and_buffers_to_ignore = [f"bank.{n}" for n in ("rows", "ids", "pointer", "fill")]
+
+    def forward(self, views, ids, draws, chunk=None):
+        return step_loss(self.networks, views, ids, self.composition, self.bank, draws, chunk)
+
+
+def train(method, rank, world):
+    """A few steps; everything that must not depend on how many processes there are."""
+    step = Step(method).double()
+    if world > 1:
+        join_batch_norm(step.networks, torch.device("cpu"))
+    wrapped = DistributedDataParallel(step) if world > 1 else step
+    optimiser = torch.optim.SGD([p for p in step.parameters() if p.requires_grad], lr=0.1)
+    mine, seen = share(BATCH, rank, world), []
+    for index in range(STEPS):
+        random = torch.Generator().manual_seed(index)
+        views = torch.randn(2, BATCH, 3, 6, 6, generator=random, dtype=torch.float64)
+        ids = torch.randperm(20, generator=random)[:BATCH]
+        loss, _, latest = wrapped(views[:, mine], ids[mine], torch.Generator().manual_seed(index))
+        optimiser.zero_grad()
+        loss.backward()
+        gradients = {n: p.grad.clone() for n, p in step.named_parameters() if p.grad is not None}
+        optimiser.step()
+        step.networks.follow(0.9)
+        step.bank.push(latest.keys, latest.ids)
+        state = {n: v.clone() for n, v in step.state_dict().items()}
+        seen.append({"loss": loss.detach(), "gradients": gradients, "state": state})
+    return seen
+
+
+def worker(rank, port, folder):
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", rank=rank, world_size=2)
+    torch.save({method: train(method, rank, 2) for method in METHODS}, f"{folder}/{rank}.pt")
+    dist.destroy_process_group()
+
+
+def free_port():
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+@pytest.fixture(scope="module")
+def two_processes(tmp_path_factory):
+    """What each of two processes saw, for every method."""
+    folder = tmp_path_factory.mktemp("ranks")
+    mp.spawn(worker, (free_port(), str(folder)), nprocs=2)
+    return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(2)]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_two_processes_equal_one(two_processes, method):
+    one = train(method, 0, 1)
+    ranks = [rank[method] for rank in two_processes]
+    for step in range(STEPS):
+        for rank in ranks:
+            assert torch.allclose(rank[step]["loss"], one[step]["loss"], 0, 1e-10)
+            for part in ("gradients", "state"):
+                assert rank[step][part].keys() == one[step][part].keys()
+                for name, value in one[step][part].items():
+                    assert torch.allclose(rank[step][part][name], value, 1e-9, 1e-10), (part, name)
+        for name in ("bank.rows", "bank.ids"):
+            assert torch.equal(*(rank[step]["state"][name] for rank in ranks)), "banks differ between ranks"
+
+
+CHUNKED = ("simclr", "byol", "vicreg")
+
+
+def chunked(method, rank, world, order, chunk):
+    """Loss, gradients and statistics of one step in chunks."""
+    step = Step(method).double()
+    if world > 1:
+        join_batch_norm(step.networks, torch.device("cpu"))
+    wrapped = DistributedDataParallel(step) if world > 1 else step
+    views = torch.randn(2, BATCH, 3, 6, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    mine = torch.tensor(order)[share(BATCH, rank, world)]
+    loss, _, _ = wrapped(views[:, mine], mine, None, chunk)
+    loss.backward()
+    gradients = {n: p.grad for n, p in step.named_parameters() if p.grad is not None}
+    return {"loss": loss.detach(), **gradients, **dict(step.networks.named_buffers())}
+
+
+def chunk_worker(rank, port, folder):
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", rank=rank, world_size=2)
+    torch.save({method: chunked(method, rank, 2, range(BATCH), 2) for method in CHUNKED}, f"{folder}/{rank}.pt")
+    dist.destroy_process_group()
+
+
+def test_chunks_of_two_processes_equal_joined_chunks_of_one(tmp_path):
+    """Gradient caching under DDP: batch norm sees the same chunk of both processes, the loss the whole batch."""
+    mp.spawn(chunk_worker, (free_port(), str(tmp_path)), nprocs=2)
+    ranks = [torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(2)]
+    for method in CHUNKED:
+        one = chunked(method, 0, 1, (0, 1, 4, 5, 2, 3, 6, 7), 4)
+        for rank in ranks:
+            torch.testing.assert_close(rank[method], one, rtol=1e-9, atol=1e-10)
+
+
+def one_hot_worker(rank, port, folder):
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    dist.init_process_group("gloo", rank=rank, world_size=2)
+    local = nn.functional.one_hot(torch.arange(3) + 3 * rank, 6).double().requires_grad_()
+    joined = gather(torch.stack([local, local]), dim=1)
+    weights = torch.arange(1.0, 13).view(2, 6, 1).double()
+    (joined * weights).sum().backward()
+    torch.save([joined.detach(), local.grad], f"{folder}/{rank}.pt")
+    dist.destroy_process_group()
+
+
+def test_gather_joins_in_order_and_sums_gradients(tmp_path):
+    """Every anchor's positive stays beside it, views do not interleave, the backward sums over ranks."""
+    mp.spawn(one_hot_worker, (free_port(), str(tmp_path)), nprocs=2)
+    for rank in range(2):
+        joined, gradient = torch.load(tmp_path / f"{rank}.pt", weights_only=True)
+        assert torch.equal(joined[0], torch.eye(6).double())
+        assert torch.equal(joined[1], torch.eye(6).double())
+        own = torch.arange(1.0, 13).view(2, 6)[:, 3 * rank : 3 * rank + 3].sum(0)
+        assert torch.equal(gradient, 2 * own[:, None].expand(3, 6).double())
+
+
+def test_joined_batch_norm_alone_is_batch_norm():
+    plain = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(64, 5), nn.BatchNorm1d(5))
+    inputs = torch.randn(6, 3, 6, 6)
+    joined = join_batch_norm(deepcopy(plain), torch.device("cpu"))
+    assert torch.equal(plain(inputs), joined(inputs))
+    assert plain.state_dict().keys() == joined.state_dict().keys()
+    assert all(
+        torch.equal(a, b) for a, b in zip(plain.state_dict().values(), joined.state_dict().values(), strict=True)
+    )
+
+
+def test_the_command_line_trains_on_two_devices(tmp_path, small_arguments):
+    """devices=2 gives what devices=1 gives, up to the rounding of the views, with the same learning rates."""
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    for devices in (1, 2):
+        subprocess.run(
+            [sys.executable, "-m", "psm", "pretrain", *small_arguments, f"out={tmp_path / str(devices)}", "epochs=1",
+             f"devices={devices}", "accelerator=cpu", "precision=64-true", "optim.lr=0.01"],
+            check=True, env=environment, capture_output=True, timeout=300,
+        )  # fmt: skip
+    one, two = (load_file(tmp_path / devices / "encoder.safetensors") for devices in ("1", "2"))
+    assert one.keys() == two.keys()
+    for name in one:
+        assert torch.allclose(one[name].double(), two[name].double(), 1e-3, 1e-4), name
+    (a,), (b,) = (read_lines(tmp_path / devices / "metrics.jsonl") for devices in ("1", "2"))
+    assert a["lr"] == b["lr"]
+    assert a["loss"] == pytest.approx(b["loss"], abs=1e-4)
+    states = [read_checkpoint(tmp_path / d / "checkpoints" / "last.ckpt")["state_dict"] for d in ("1", "2")]
+    assert torch.equal(states[0]["bank.ids"], states[1]["bank.ids"])
+    assert torch.allclose(states[0]["bank.rows"], states[1]["bank.rows"], 0, 1e-4)

@@ -1,0 +1,763 @@
+"""Training: what a step does and in which order, resume bit for bit, health, NaN, odd sizes."""
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+import psm
+from psm.config import merge as settings
+from psm.config.schema import PicturesConfig, PretrainConfig, ViewsConfig
+from psm.data import DataSet, Pictures, load
+from psm.data.loader import Batches
+from psm.losses.contrastive import contrast
+from psm.methods.build import build_networks
+from psm.models.siamese import Topology, pairs
+from psm.training.checkpoint import read_checkpoint
+from psm.training.health import feature_health, in_words
+from psm.training.module import Pretraining
+from psm.utils.errors import Diverged, UserError
+from psm.utils.run_folder import Run
+from psm.utils.seeding import seed_networks
+from psm.views.transform import Views
+
+
+def state(out, name="last.ckpt"):
+    return read_checkpoint(out / "checkpoints" / name)
+
+
+def same(a, b):
+    assert a.keys() == b.keys()
+    return all(torch.equal(a[name], b[name]) for name in a)
+
+
+def networks(width=7, hidden=5, out=3):
+    """Unequal dimensions everywhere, so that no head can be fed another's features."""
+
+    def head(inputs, outputs):
+        return nn.Sequential(nn.Linear(inputs, hidden), nn.BatchNorm1d(hidden), nn.ReLU(), nn.Linear(hidden, outputs))
+
+    encoder = nn.Sequential(nn.Flatten(), nn.Linear(3 * 4 * 4, width), nn.BatchNorm1d(width))
+    return Topology(encoder, head(width, out), head(out, out))
+
+
+def test_topology_feeds_each_head_what_it_should():
+    nets, views = networks(), torch.randn(2, 6, 3, 4, 4)
+    nets.eval()
+    with torch.no_grad():
+        for parameter in nets.target.parameters():
+            parameter.add_(0.1)
+    embeddings, features = nets(views)
+    z = nets.projector(nets.encoder(views.flatten(0, 1)))
+    assert torch.equal(embeddings.projection.flatten(0, 1), z)
+    assert torch.equal(embeddings.query.flatten(0, 1), nets.predictor(z))
+    assert torch.equal(embeddings.key.flatten(0, 1), nets.target(views.flatten(0, 1)))
+    assert not embeddings.key.requires_grad
+    assert features.shape == (12, 7)
+    forth, back = pairs(embeddings)
+    unit = nn.functional.normalize
+    assert torch.equal(forth.query, unit(embeddings.query[0], dim=-1))
+    assert torch.equal(forth.key, unit(embeddings.key[1], dim=-1))
+    assert torch.equal(forth.projection, unit(embeddings.projection[0], dim=-1))
+    assert torch.equal(forth.other, unit(embeddings.key[0], dim=-1))
+    assert torch.equal(back.query, unit(embeddings.query[1], dim=-1))
+    assert torch.equal(back.other, forth.key)
+    assert len(list(pairs(embeddings, symmetric=False))) == 1
+
+
+def test_target_follows_parameters_and_keeps_its_own_statistics():
+    nets = networks()
+    before = {name: value.clone() for name, value in nets.target.state_dict().items()}
+    with torch.no_grad():
+        for parameter in nets.encoder.parameters():
+            parameter.add_(1.0)
+    nets.encoder[2].running_mean.fill_(9.0)
+    nets.follow(0.9)
+    online = nn.Sequential(nets.encoder, nets.projector).state_dict()
+    for name, value in nets.target.state_dict().items():
+        if "running" in name or "num_batches" in name:
+            assert torch.equal(value, before[name])
+        else:
+            assert torch.allclose(value, 0.9 * before[name] + 0.1 * online[name], atol=1e-6)
+    nets(torch.randn(2, 6, 3, 4, 4))
+    assert nets.target[0][2].num_batches_tracked == 1
+    assert all(not p.requires_grad for p in nets.target.parameters())
+
+
+def test_run_folder(tmp_path, small):
+    result = psm.pretrain(tmp_path / "a", **small)
+    assert [m["epoch"] for m in result.metrics] == [1, 2]
+    assert {p.name for p in result.out.iterdir()} >= {
+        "config.yaml", "metrics.jsonl", "checkpoints", "encoder.safetensors", "encoder.json", "log.txt",
+    }  # fmt: skip
+    for record in result.metrics:
+        for name in ("loss", "chance", "feature_std", "effective_rank", "alignment", "uniformity", "negatives_kept"):
+            assert math.isfinite(record[name])
+        assert 0 < record["negatives_kept"] < 1
+        assert 0 <= record["knn"] <= 100
+    assert result.metrics[-1]["bank_fill"] == 1
+    assert result.metrics[-1]["mined_share"] == 1
+    loaded = psm.load_encoder(result.out)
+    assert same(loaded.state_dict(), result.encoder.state_dict())
+    assert json.loads((result.out / "encoder.json").read_text())["width"] == 256
+    assert not list(result.out.rglob(".writing-*"))
+
+
+def test_same_seed_same_weights_other_seed_other_weights(tmp_path, small):
+    states = [
+        psm.pretrain(tmp_path / name, **small, seed=seed).encoder.state_dict()
+        for name, seed in (("a", 1), ("b", 1), ("c", 2))
+    ]
+    assert same(states[0], states[1])
+    assert not same(states[0], states[2])
+
+
+def test_labels_change_nothing(tmp_path, small):
+    small["pictures"] = PicturesConfig(limit=100, size=16)
+    data = load("shapes", small.pop("pictures"), progress=False)
+    blind = DataSet("shapes", Pictures(data.train.take(torch.arange(len(data.train)))), None, ())
+    del small["data"]
+    seeing = psm.pretrain(tmp_path / "a", data=data, **small)
+    unseeing = psm.pretrain(tmp_path / "b", data=blind, **small)
+    assert same(seeing.encoder.state_dict(), unseeing.encoder.state_dict())
+    assert "knn" in seeing.metrics[0]
+    assert "knn" not in unseeing.metrics[0]
+
+
+class Interruption(Exception):
+    pass
+
+
+@pytest.mark.parametrize("index", ["exact", "faiss"])
+def test_resumed_equals_uninterrupted(tmp_path, small, monkeypatch, index):
+    """Stopped within and between epochs; no step is repeated and each loss is the same to the bit."""
+    if index != "exact":
+        pytest.importorskip(index)
+    small["save"] = {"every_steps": 1}
+    small["bank"] |= {"index": index}
+    whole = psm.pretrain(tmp_path / "whole", **small)
+    step, losses, stops = Pretraining.training_step, {}, [1, 3, 4, 5]
+
+    def training_step(self, batch, index):
+        if stops and batch.step == stops[0]:
+            stops.pop(0)
+            raise Interruption
+        loss = step(self, batch, index)
+        losses.setdefault(batch.step, []).append(loss.item())
+        return loss
+
+    monkeypatch.setattr(Pretraining, "training_step", training_step)
+    for _ in range(4):
+        with pytest.raises(Interruption):
+            psm.pretrain(tmp_path / "parts", **small, resume="auto")
+    parts = psm.pretrain(tmp_path / "parts", resume=True, progress=False)
+    assert sorted(losses) == list(range(6))
+    assert all(len(values) == 1 for values in losses.values())
+    assert same(whole.encoder.state_dict(), parts.encoder.state_dict())
+    a, b = state(whole.out), state(parts.out)
+    assert same(a["state_dict"], b["state_dict"])
+    for one, other in zip(whole.metrics, parts.metrics, strict=True):
+        assert {k: v for k, v in one.items() if k not in ("seconds", "images_per_second")} == {
+            k: v for k, v in other.items() if k not in ("seconds", "images_per_second")
+        }
+
+
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
+def test_gradients_are_clipped_at_every_precision(tmp_path, small, precision):
+    """So hard that nothing but weight decay, which is off, could move the weights far."""
+    free = psm.pretrain(tmp_path / "free", **small, precision=precision, optim={"weight_decay": 0.0})
+    held = psm.pretrain(tmp_path / "held", **small, precision=precision, optim={"weight_decay": 0.0, "clip": 1e-6})
+    start = build_networks(settings.build(PretrainConfig, {**small, "out": "x"}), 16).encoder
+    moved = [
+        max((a - b).abs().max().item() for a, b in zip(start.parameters(), run.encoder.parameters(), strict=True))
+        for run in (free, held)
+    ]
+    assert moved[1] < 1e-5 < moved[0]
+
+
+def test_divergence_with_an_index_is_told_as_without(tmp_path, small):
+    pytest.importorskip("faiss")
+    small["bank"] |= {"index": "faiss"}
+    with pytest.raises(Diverged, match="lower optim"):
+        psm.pretrain(tmp_path / "run", **small, optim={"lr": 1e30})
+
+
+def test_an_index_is_refused_where_it_would_do_nothing(tmp_path, small):
+    for changes, says in (({"method": "mocov2"}, "none are mined"), ({"method": "psm"}, "choose one of exact, faiss")):
+        small |= changes
+        small["bank"] |= {"index": "faiss" if changes["method"] == "mocov2" else "hnsw"}
+        with pytest.raises(UserError, match=says):
+            psm.pretrain(tmp_path / "run", **small)
+        assert not (tmp_path / "run").exists()
+
+
+def test_killed_and_resumed_ends_with_the_same_weights(tmp_path, small_arguments):
+    """A real process, killed with SIGKILL several times at whatever it was doing."""
+    command = [sys.executable, "-m", "psm", "pretrain", *small_arguments, "epochs=6", "save.every_steps=1"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    subprocess.run([*command, f"out={tmp_path / 'whole'}"], check=True, env=environment, capture_output=True)
+    out, kills = tmp_path / "parts", 0
+    for goal in (1, 5, 8, 13):
+        resumed = [*command, f"out={out}", "resume=auto"]
+        process = subprocess.Popen(resumed, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        while process.poll() is None:
+            if (out / "checkpoints" / "last.ckpt").exists() and _steps(out) >= goal:
+                time.sleep(0.003 * goal)  # lands within a step, a write or between two
+                process.send_signal(signal.SIGKILL)
+                process.wait()
+        kills += process.returncode == -signal.SIGKILL
+    assert kills >= 3
+    subprocess.run(
+        [sys.executable, "-m", "psm", "pretrain", f"out={out}", "resume=true", "progress=false"],
+        check=True, env=environment, capture_output=True,
+    )  # fmt: skip
+    assert same(load_file(tmp_path / "whole" / "encoder.safetensors"), load_file(out / "encoder.safetensors"))
+    assert same(state(tmp_path / "whole")["state_dict"], state(out)["state_dict"])
+    assert not list(out.rglob(".writing-*"))
+    assert len((out / "metrics.jsonl").read_text().splitlines()) == 6
+
+
+def _steps(out):
+    try:
+        return read_checkpoint(out / "checkpoints" / "last.ckpt")["global_step"]
+    except (UserError, OSError):
+        return -1
+
+
+def test_resume_refuses_other_settings(tmp_path, small):
+    psm.pretrain(tmp_path / "a", **small)
+    with pytest.raises(UserError, match="epochs=9 differs from epochs=2"):
+        psm.pretrain(tmp_path / "a", resume=True, epochs=9)
+    done = psm.pretrain(tmp_path / "a", resume=True, progress=False)
+    assert len(done.metrics) == 2
+
+
+def contents(folder):
+    """Every file of a folder with its bytes."""
+    return {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_resume_continues_or_refuses(tmp_path, small):
+    """A typo in out is no new run; resume=auto starts where nothing is."""
+    with pytest.raises(UserError, match="does not exist"):
+        psm.pretrain(tmp_path / "typo", **small, resume=True)
+    assert not (tmp_path / "typo").exists()
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UserError, match="is empty, so there is no run"):
+        psm.pretrain(tmp_path / "empty", **small, resume=True)
+    for name in ("new", "empty"):
+        assert len(psm.pretrain(tmp_path / name, **small, resume="auto").metrics) == 2
+    before = contents(tmp_path / "new")[Path("checkpoints/last.ckpt")]
+    assert len(psm.pretrain(tmp_path / "new", **small, resume="auto").metrics) == 2
+    assert contents(tmp_path / "new")[Path("checkpoints/last.ckpt")] == before
+    with pytest.raises(UserError, match="resume=maybe is neither true, false, auto nor a snapshot"):
+        psm.pretrain(tmp_path / "new", resume="maybe")
+
+
+@pytest.mark.parametrize("resume", [True, "auto"])
+@pytest.mark.parametrize("lost", [("checkpoints/last.ckpt",), ("checkpoints/last.ckpt", "config.yaml")])
+def test_a_finished_run_without_its_checkpoint_is_left_alone(tmp_path, small, lost, resume):
+    psm.pretrain(tmp_path / "a", **small)
+    for name in lost:
+        (tmp_path / "a" / name).unlink()
+    before = contents(tmp_path / "a")
+    with pytest.raises(UserError, match=r"has no checkpoint to continue from; it holds .*encoder\.safetensors"):
+        psm.pretrain(tmp_path / "a", **small, resume=resume)
+    assert contents(tmp_path / "a") == before
+
+
+@pytest.mark.parametrize("damage", [lambda path: path.unlink(), lambda path: path.write_bytes(b"damaged")])
+def test_a_lost_checkpoint_is_replaced_by_a_snapshot_when_asked(tmp_path, small, damage):
+    whole = psm.pretrain(tmp_path / "a", **small, save={"snapshots": 1})
+    with pytest.raises(UserError, match=r"resume=epoch-0001 is step 3, and .* is step 6"):
+        psm.pretrain(tmp_path / "a", resume="epoch-0001")
+    damage(tmp_path / "a" / "checkpoints" / "last.ckpt")
+    (tmp_path / "a" / "checkpoints" / "epoch-0002.ckpt").unlink()
+    before = contents(tmp_path / "a")
+    with pytest.raises(UserError, match="resume=epoch-0001"):
+        psm.pretrain(tmp_path / "a", resume=True)
+    assert contents(tmp_path / "a") == before
+    again = psm.pretrain(tmp_path / "a", resume="epoch-0001")
+    assert same(again.encoder.state_dict(), whole.encoder.state_dict())
+    assert [line["epoch"] for line in again.metrics] == [1, 2]
+
+
+def test_a_run_without_its_configuration_continues_with_that_of_its_checkpoint(tmp_path, small):
+    psm.pretrain(tmp_path / "a", **small)
+    config = tmp_path / "a" / "config.yaml"
+    written = config.read_text()
+    config.unlink()
+    assert len(psm.pretrain(tmp_path / "a", resume=True).metrics) == 2
+    assert config.read_text() == written
+
+
+def test_what_is_about_a_call_is_not_stored(tmp_path, small):
+    """Or a stored configuration would replace a finished run."""
+    psm.pretrain(tmp_path / "a", **small)
+    psm.pretrain(tmp_path / "a", **small, overwrite=True)
+    stored = tmp_path / "a" / "config.yaml"
+    content = settings.read_yaml(stored)
+    in_checkpoint = state(tmp_path / "a")["psm"]["config"]
+    for name in ("out", "overwrite", "resume", "progress"):
+        assert name not in content
+        assert name not in in_checkpoint
+    psm.pretrain(tmp_path / "b", config=stored, progress=False)
+    with pytest.raises(UserError, match="is not empty"):
+        psm.pretrain(tmp_path / "b", config=stored)
+    stored.write_text(stored.read_text() + "overwrite: true\n")
+    with pytest.raises(UserError, match=r"config=.* sets overwrite, which is about one call"):
+        psm.pretrain(tmp_path / "b", config=stored)
+    with pytest.raises(UserError, match="config= sets resume, which is about one call"):
+        psm.pretrain(tmp_path / "b", config={"resume": True})
+
+
+def test_overwrite_moves_a_run_aside(tmp_path, small):
+    psm.pretrain(tmp_path / "a", **small)
+    (tmp_path / "a" / "notes.txt").write_text("mine")
+    with pytest.raises(UserError, match="is not empty"):
+        psm.pretrain(tmp_path / "a", **small)
+    first = contents(tmp_path / "a")
+    with pytest.raises(UserError, match="batch_size=1 is too small"):  # a mistake moves nothing
+        psm.pretrain(tmp_path / "a", **small | {"batch_size": 1}, overwrite=True)
+    assert contents(tmp_path / "a") == first
+    for number in (1, 2):
+        psm.pretrain(tmp_path / "a", **small, overwrite=True)
+        assert (tmp_path / f"a.replaced-{number}" / "encoder.safetensors").exists()
+    assert contents(tmp_path / "a.replaced-1") == first
+    assert not (tmp_path / "a" / "notes.txt").exists()
+    for resume in (True, "auto"):
+        with pytest.raises(UserError, match="contradict"):
+            psm.pretrain(tmp_path / "a", **small, overwrite=True, resume=resume)
+
+
+def test_overwrite_delete_removes_what_the_run_wrote_and_nothing_else(tmp_path, small):
+    psm.pretrain(tmp_path / "a", **small)
+    (tmp_path / "a" / "notes.txt").write_text("mine")
+    psm.pretrain(tmp_path / "a", **small | {"epochs": 1}, overwrite="delete")
+    assert (tmp_path / "a" / "notes.txt").exists()
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
+    assert len((tmp_path / "a" / "metrics.jsonl").read_text().splitlines()) == 1
+    with pytest.raises(UserError, match="overwrite=yes is unknown"):
+        psm.pretrain(tmp_path / "a", **small, overwrite="yes")
+
+
+def test_a_moved_run_is_not_written_by_two(tmp_path, small):
+    """The folder that takes its place is locked as well."""
+    psm.pretrain(tmp_path / "a", **small)
+    run = Run(tmp_path / "a")
+    with (
+        run.hold("false", "true"),
+        run.replace("true"),
+        pytest.raises(UserError, match="another process"),
+        run.hold("auto", "false"),
+    ):
+        pass
+
+
+@pytest.mark.parametrize("key", ["overwrite", "resume"])
+def test_nobody_else_s_files_are_touched(tmp_path, small, key):
+    """Not even in a folder that has a config.yaml."""
+    precious = tmp_path / "precious"
+    precious.mkdir()
+    for name in ("thesis.txt", "config.yaml"):
+        (precious / name).write_text("x")
+    with pytest.raises(UserError, match="holds no run"):
+        psm.pretrain(precious, **small, **{key: True})
+    assert {path.name for path in precious.iterdir()} == {"thesis.txt", "config.yaml"}
+
+
+def test_killed_before_the_first_checkpoint_resumes_the_same_run(tmp_path, small, monkeypatch):
+    whole = psm.pretrain(tmp_path / "whole", **small)
+    step = Pretraining.training_step
+    monkeypatch.setattr(Pretraining, "training_step", lambda *_: (_ for _ in ()).throw(Interruption))
+    with pytest.raises(Interruption):
+        psm.pretrain(tmp_path / "a", **small)
+    monkeypatch.setattr(Pretraining, "training_step", step)
+    assert not (tmp_path / "a" / "checkpoints").exists()
+    again = psm.pretrain(tmp_path / "a", resume=True)
+    assert same(again.encoder.state_dict(), whole.encoder.state_dict())
+
+
+def test_killed_while_deleting_leaves_a_folder_that_can_be_used(tmp_path, small, monkeypatch):
+    psm.pretrain(tmp_path / "a", **small)
+    monkeypatch.setattr("shutil.rmtree", lambda *_: (_ for _ in ()).throw(Interruption))
+    with pytest.raises(Interruption):
+        psm.pretrain(tmp_path / "a", **small, overwrite="delete")
+    monkeypatch.undo()
+    assert not (tmp_path / "a" / "config.yaml").exists()
+    assert len(psm.pretrain(tmp_path / "a", **small | {"epochs": 1}, overwrite="delete").metrics) == 1
+
+
+def test_the_same_command_resumes_where_the_batch_was_clamped(tmp_path, small):
+    small["batch_size"] = 512
+    assert psm.pretrain(tmp_path / "a", **small).config.batch_size == 100
+    assert len(psm.pretrain(tmp_path / "a", **small, resume=True).metrics) == 2
+
+
+def test_resume_refuses_other_pictures(tmp_path, small):
+    del small["data"]
+    pixels = torch.randint(0, 255, (100, 3, 16, 16), dtype=torch.uint8)
+
+    def data(count):
+        return DataSet("mine", Pictures(pixels[:count]), None, ())
+
+    psm.pretrain(tmp_path / "a", data=data(100), **small)
+    with pytest.raises(UserError, match="100 pictures then, 80 now"):
+        psm.pretrain(tmp_path / "a", data=data(80), resume=True)
+
+
+@pytest.mark.parametrize(
+    ("damage", "says"),
+    [
+        (lambda out: (out / "checkpoints" / "last.ckpt").write_bytes(b""), "empty, cut off"),
+        (lambda out: (out / "checkpoints" / "last.ckpt").write_text("hello world"), "checkpoint"),
+        (lambda out: torch.save({"a": 1}, out / "checkpoints" / "last.ckpt"), "not a checkpoint written by psm"),
+        (lambda out: (out / "config.yaml").write_text("epochs: 9\n"), "differs"),
+        (
+            lambda out: (out / "config.yaml").write_text(
+                (out / "config.yaml").read_text().replace("  out: 12", "  out: 24")
+            ),
+            "heads.out=24 differs from heads.out=12",
+        ),
+    ],
+)
+def test_damage_is_named_on_resume(tmp_path, small, damage, says):
+    psm.pretrain(tmp_path / "a", **small)
+    damage(tmp_path / "a")
+    with pytest.raises(UserError, match=says):
+        psm.pretrain(tmp_path / "a", resume=True)
+
+
+def test_damaged_metrics_do_not_keep_a_run_from_resuming(tmp_path, small):
+    psm.pretrain(tmp_path / "a", **small)
+    with (tmp_path / "a" / "metrics.jsonl").open("ab") as file:
+        file.write(b"\xff\n3\n{")
+    assert [m["epoch"] for m in psm.pretrain(tmp_path / "a", resume=True).metrics] == [1, 2]
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"optim": {"clip": 0.0}},
+        {"optim": {"lr": math.inf}},
+        {"optim": {"momentum": 2.0}},
+        {"loss": {"temperature": math.nan}},
+        {"save": {"every_steps": 0}},
+        {"bank": {"size": 10**13}},
+        {"chunk_size": 1},
+        {"compile": "nonsense"},
+        {"trainer": {"max_steps": 0}},
+        {"encoder": nn.Linear},
+        {"out": None},
+    ],
+)
+def test_values_that_make_no_sense(tmp_path, small, keys):
+    with pytest.raises(UserError):
+        psm.pretrain(**{"out": tmp_path / "a", **small, **keys})
+    assert not (tmp_path / "a").exists()
+
+
+def test_plain_tensors_train(tmp_path, small):
+    del small["data"]
+    pixels = torch.randint(0, 255, (64, 3, 16, 16), dtype=torch.uint8)
+    for name, data in (("tensor", pixels), ("array", pixels.numpy()), ("pictures", Pictures(pixels))):
+        assert len(psm.pretrain(tmp_path / name, data=data, **small).metrics) == 2
+
+
+def test_tied_weights_are_exported(tmp_path, small):
+    del small["encoder"]
+    shared = nn.Linear(8, 8)
+    tied = nn.Sequential(nn.Flatten(), nn.Linear(3 * 16 * 16, 8), shared, shared)
+    result = psm.pretrain(tmp_path / "a", encoder=tied, **small)
+    assert same(load_file(result.out / "encoder.safetensors"), tied.state_dict())
+
+
+class Noisy(nn.Module):
+    """An encoder with draws of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Flatten(), nn.Linear(3 * 16 * 16, 8), nn.Dropout(0.5))
+
+    def forward(self, pictures):
+        return self.layers(pictures)
+
+
+def test_dropout_repeats_too(tmp_path, small):
+    del small["encoder"]
+    torch.manual_seed(1)
+    first = Noisy()
+    again = Noisy()
+    again.load_state_dict(first.state_dict())
+    a = psm.pretrain(tmp_path / "a", encoder=first, **small)
+    torch.rand(7)
+    b = psm.pretrain(tmp_path / "b", encoder=again, **small)
+    assert same(a.encoder.state_dict(), b.encoder.state_dict())
+
+
+def test_networks_draw_as_after_torch_s_own_seed(monkeypatch):
+    torch.manual_seed(2**62 + 1)
+    expected = torch.rand(5)
+    seed_networks(2**62 + 1, torch.device("cpu"))
+    assert torch.equal(torch.rand(5), expected)
+    seeded = []
+    monkeypatch.setattr(torch.cuda, "manual_seed_all", seeded.append)
+    seed_networks(3, torch.device("cuda", 0))
+    assert seeded == [3]
+
+
+class Exploding(nn.Module):
+    """An encoder whose gradient becomes NaN at some step while its loss is still a number."""
+
+    def __init__(self, step):
+        super().__init__()
+        self.linear, self.left = nn.Linear(3, 8), step
+
+    def forward(self, pictures):
+        features = self.linear(pictures.mean((2, 3)))
+        if self.training and features.requires_grad:
+            self.left -= 1
+            if self.left == 0:
+                features.register_hook(lambda gradient: gradient * torch.nan)
+        return features
+
+
+def test_weights_that_are_no_numbers_are_not_saved(tmp_path, small):
+    del small["encoder"]
+    with pytest.raises(Diverged):
+        psm.pretrain(tmp_path / "a", encoder=Exploding(6), **small)  # the last step of the second epoch
+    checkpoint = state(tmp_path / "a")
+    assert checkpoint["global_step"] == 3
+    assert all(torch.isfinite(v).all() for v in checkpoint["state_dict"].values())
+
+
+@pytest.mark.parametrize("option", ["accumulate_grad_batches", "limit_train_batches", "max_epochs"])
+def test_options_that_break_the_count_of_steps_are_refused(tmp_path, small, option):
+    with pytest.raises(UserError, match=f"trainer.{option}"):
+        psm.pretrain(tmp_path / "a", **small, trainer={option: 2})
+    assert not (tmp_path / "a").exists()
+
+
+def test_a_mistake_leaves_nothing_behind(tmp_path, small):
+    for mistake in ({"method": "pms"}, {"encoder": "resnet"}, {"data": "cifar11"}, {"views": {"flip": 2.0}},
+                    {"precision": "17"}, {"loggers": ["nope"]}, {"epochs": 0}, {"stem": "large"}):  # fmt: skip
+        with pytest.raises(UserError):
+            psm.pretrain(tmp_path / "a", **(small | mistake))
+        assert not (tmp_path / "a").exists(), mistake
+
+
+def test_two_processes_cannot_share_a_folder(tmp_path, small):
+    with Run(tmp_path / "a").hold("false", "false"), pytest.raises(UserError, match="another process"):
+        psm.pretrain(tmp_path / "a", **small)
+    assert not (tmp_path / "a").exists()
+
+
+class Poison(nn.Module):
+    """An encoder that works for some passes and then gives NaN."""
+
+    def __init__(self, passes):
+        super().__init__()
+        self.linear, self.passes = nn.Linear(3, 8), passes
+
+    def forward(self, pictures):
+        features = self.linear(pictures.mean((2, 3)))
+        if self.training:
+            self.passes -= 1
+            if self.passes < 0:
+                features = features * torch.nan
+        return features
+
+
+def test_nan_stops_the_run_and_leaves_the_last_good_checkpoint(tmp_path, small):
+    del small["encoder"]
+    with pytest.raises(Diverged, match="loss became nan in epoch 2"):
+        psm.pretrain(tmp_path / "a", encoder=Poison(4), **small)
+    checkpoint = state(tmp_path / "a")
+    assert checkpoint["global_step"] == 3
+    assert all(torch.isfinite(v).all() for v in checkpoint["state_dict"].values())
+    assert "nan" in (tmp_path / "a" / "log.txt").read_text()
+
+
+def test_short_sets(tmp_path, small):
+    """Fewer pictures than a batch train as one batch; one picture is refused."""
+    del small["data"]
+
+    def data(count):
+        return DataSet("few", Pictures(torch.randint(0, 255, (count, 3, 16, 16), dtype=torch.uint8)), None, ())
+
+    result = psm.pretrain(tmp_path / "a", data=data(9), **small)
+    assert result.config.batch_size == 8
+    assert result.metrics[-1]["step"] == 2
+    with pytest.raises(UserError, match="at least 2"):
+        psm.pretrain(tmp_path / "b", data=data(1), **small)
+    assert not (tmp_path / "b").exists()
+
+
+def test_batches_cover_the_epoch_and_follow_the_step():
+    pictures = Pictures(torch.arange(11, dtype=torch.uint8).view(11, 1, 1, 1).expand(11, 3, 2, 2).clone())
+    batches = Batches(pictures, 3, seed=5)
+    epoch = list(batches)
+    ids = torch.cat([b.ids for b in epoch])
+    assert len(epoch) == len(batches) == 3
+    assert len(ids.unique()) == 9
+    assert all(torch.equal(b.pictures[:, 0, 0, 0].long(), b.ids) for b in epoch)
+    later = list(Batches(pictures, 3, seed=5, step=lambda: 1))
+    assert [b.step for b in later] == [1, 2]
+    assert torch.equal(later[0].ids, epoch[1].ids)
+    following = list(Batches(pictures, 3, seed=5, step=lambda: 3))
+    assert following[0].step == 3
+    assert not torch.equal(torch.cat([b.ids for b in following]), ids)
+
+
+def test_shares_of_a_batch_join_to_the_batch():
+    pictures = Pictures(torch.randint(0, 255, (20, 3, 2, 2), dtype=torch.uint8))
+    whole = list(Batches(pictures, 6, seed=5))
+    parts = [list(Batches(pictures, 6, seed=5, rank=rank, world=2)) for rank in range(2)]
+    for step, batch in enumerate(whole):
+        assert torch.equal(batch.ids, torch.cat([part[step].ids for part in parts]))
+    with pytest.raises(ValueError, match="evenly"):
+        Batches(pictures, 5, seed=0, world=2)
+
+
+def test_bank_is_pushed_once_after_both_directions(tmp_path, small, monkeypatch):
+    seen = []
+    monkeypatch.setattr(
+        "psm.losses.contrastive.contrast",
+        lambda pair, composition, bank, ids, draws: (
+            seen.append((int(bank.pointer), int(bank.fill), bool(torch.isin(ids, bank.ids).any()), len(ids)))
+            or contrast(pair, composition, bank, ids, draws)
+        ),
+    )
+    small["pictures"]["limit"] = 96
+    psm.pretrain(tmp_path / "a", **small | {"epochs": 1})
+    first, second = seen[:2], seen[2:4]
+    assert first[0] == first[1] == (0, 0, False, 32)
+    assert second[0] == second[1] == (32, 32, False, 32)  # another batch of the same epoch: no own id among candidates
+
+
+def test_health_of_spread_and_collapsed_features():
+    torch.manual_seed(0)
+    spread = feature_health(torch.randn(400, 20), torch.randn(2, 200, 20))
+    assert spread["feature_std"] == pytest.approx(1, abs=0.05)
+    assert 18 < spread["effective_rank"] <= 20
+    same_views = torch.randn(1, 50, 8).expand(2, -1, -1)
+    assert feature_health(torch.randn(100, 8), same_views)["alignment"] == pytest.approx(0, abs=1e-9)
+    collapsed = feature_health(torch.ones(10, 4), torch.ones(2, 5, 4))
+    assert collapsed["feature_std"] == pytest.approx(0, abs=1e-6)
+    assert collapsed["effective_rank"] == 1
+    assert collapsed["uniformity"] == pytest.approx(0, abs=1e-9)
+    line = torch.outer(torch.linspace(-1, 1, 30), torch.randn(6))
+    assert feature_health(line, torch.randn(2, 15, 6))["effective_rank"] == pytest.approx(1, abs=1e-6)
+
+
+def test_words():
+    well = {"epoch": 3, "loss": 10.0, "chance": 14.0, "feature_std": 0.8, "effective_rank": 30.0, "bank_fill": 1.0}
+    assert in_words([well, well]) == []
+    (collapse,) = in_words([well, well | {"feature_std": 0.001}])
+    assert collapse.startswith("Collapse")
+    pinned = well | {"loss": 13.99}
+    (sentence,) = in_words([pinned, pinned])
+    assert "pinned at chance" in sentence
+    assert "learning rate" in sentence
+    assert in_words([well, pinned]) == []  # not yet two epochs
+    filling = pinned | {"bank_fill": 0.7}
+    assert in_words([filling, filling]) == []
+    assert "collapsed" in in_words([pinned | {"feature_std": 0.0}] * 2)[1]
+    assert "became nan" in in_words([{"epoch": 1, "loss": math.nan}])[0]
+
+
+def test_collapse_is_said(tmp_path, small, caplog):
+    class Constant(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.bias = nn.Parameter(torch.ones(8))
+
+        def forward(self, pictures):
+            return self.bias.expand(len(pictures), -1)
+
+    del small["encoder"]
+    psm.pretrain(tmp_path / "a", encoder=Constant(), **small)
+    assert "Collapse" in caplog.text
+
+
+def test_own_encoder_comes_back(tmp_path, small):
+    def own():
+        return nn.Sequential(nn.Conv2d(3, 6, 3, 2), nn.BatchNorm2d(6), nn.ReLU())
+
+    del small["encoder"]
+    result = psm.pretrain(tmp_path / "a", encoder=own(), **small)
+    with pytest.raises(UserError, match="beside the path"):
+        psm.load_encoder(result.out)
+    loaded = psm.load_encoder(result.out, module=own())
+    assert same(loaded.state_dict(), result.encoder.state_dict())
+    assert "0.weight" in load_file(result.out / "encoder.safetensors")
+    assert same(psm.load_encoder(result.out / "checkpoints" / "last.ckpt", own()).state_dict(), loaded.state_dict())
+
+
+@pytest.mark.parametrize(("precision", "tolerance"), [("bf16-mixed", 0.3), ("bf16-true", 0.5), ("64-true", 2e-3)])
+def test_precisions(tmp_path, small, precision, tolerance):
+    """The first epoch's loss is that of single precision, but for rounding."""
+    small |= {"epochs": 1, "optim": {"lr": 1e-3}}
+    single = psm.pretrain(tmp_path / "a", **small).metrics[0]
+    other = psm.pretrain(tmp_path / "b", **small, precision=precision).metrics[0]
+    assert other["loss"] == pytest.approx(single["loss"], abs=tolerance)
+    measured = ("loss", "alignment", "uniformity", "effective_rank")  # any one of them may agree to the last digit
+    assert [other[name] for name in measured] != [single[name] for name in measured]
+    assert other["bank_fill"] == single["bank_fill"]
+
+
+def test_loggers_and_snapshots(tmp_path, small):
+    pytest.importorskip("tensorboard")
+    loggers = ["csv", "lightning.pytorch.loggers.TensorBoardLogger"]
+    result = psm.pretrain(tmp_path / "a", **small, loggers=loggers, save={"snapshots": 1})
+    assert list((result.out / "logs").rglob("events.*"))
+    assert "effective_rank" in next((result.out / "logs").rglob("metrics.csv")).read_text()
+    assert state(result.out, "epoch-0001.ckpt")["global_step"] == 3
+
+
+def test_without_soft_nothing_is_mined(tmp_path, small):
+    result = psm.pretrain(tmp_path / "a", **small, loss={"soft": 0.0})
+    assert "bank_fill" not in result.metrics[0]
+    assert not any(name.startswith("bank.") for name in state(result.out)["state_dict"])
+
+
+def test_views_do_not_depend_on_how_the_batch_is_shared():
+    views = Views(ViewsConfig(), 16, (0.5,) * 3, (0.2,) * 3)
+    pictures = torch.randint(0, 255, (8, 3, 16, 16), dtype=torch.uint8)
+    draws = views.draw(8, torch.Generator().manual_seed(0))
+    whole = views.apply(pictures, draws)
+    parts = [views.apply(pictures[s], draws[s]) for s in (slice(0, 4), slice(4, 8))]
+    assert torch.allclose(whole, torch.cat(parts, 1), atol=1e-5)
+
+
+@pytest.mark.parametrize("keys", [{"chunk_size": 8}, {"compile": "aot_eager"}, {"chunk_size": 12, "compile": "eager"}])
+def test_chunks_and_compilers_train_and_leave_plain_weights(tmp_path, small, keys):
+    """A run in chunks or compiled ends with weights of the same names, near those of a plain run where it should."""
+    plain = psm.pretrain(tmp_path / "plain", **small)
+    other = psm.pretrain(tmp_path / "other", **small, **keys)
+    assert other.config.chunk_size == keys.get("chunk_size")
+    left, right = (run.encoder.state_dict() for run in (plain, other))
+    assert left.keys() == right.keys()
+    assert psm.load_encoder(tmp_path / "other").state_dict().keys() == left.keys()
+    if "chunk_size" not in keys:  # batch norm over a chunk is another batch norm
+        assert other.metrics[0]["loss"] == pytest.approx(plain.metrics[0]["loss"], rel=1e-3)
+
+
+def test_a_run_begun_before_a_key_existed_can_be_resumed(tmp_path, small):
+    out = tmp_path / "a"
+    psm.pretrain(out, **small)
+    content = state(out)
+    del content["psm"]["config"]["monitor"]["purity"]  # as an earlier version wrote it
+    torch.save(content, out / "checkpoints" / "last.ckpt")
+    psm.pretrain(out, resume=True)
+    with pytest.raises(UserError, match=r"monitor\.purity=True differs"):
+        psm.pretrain(out, resume=True, monitor={"purity": True})

@@ -1,0 +1,22 @@
+"""The learning rate: the paper's curve, as a pure function of the step."""
+
+import math
+
+import pytest
+
+from psm.utils.schedule import learning_rate
+
+
+def test_the_paper_s_curve():
+    steps, warmup = 200 * 195, 20 * 195
+    assert learning_rate(0, steps, warmup, 0.1, 1e-4) == pytest.approx(1e-4)
+    assert learning_rate(warmup // 2, steps, warmup, 0.1, 1e-4) == pytest.approx((0.1 + 1e-4) / 2)
+    assert learning_rate(warmup, steps, warmup, 0.1, 1e-4) == pytest.approx(0.1)
+    assert learning_rate((steps + warmup) // 2, steps, warmup, 0.1, 1e-4) == pytest.approx(0.05)
+    assert learning_rate(steps - 1, steps, warmup, 0.1, 1e-4) == pytest.approx(0, abs=1e-8)
+
+
+@pytest.mark.parametrize("warmup", [0, 3, 10])
+def test_finite_and_within_bounds(warmup):
+    rates = [learning_rate(step, 10, warmup, 0.1, 1e-4) for step in range(10)]
+    assert all(math.isfinite(rate) and 0 <= rate <= 0.1 for rate in rates)

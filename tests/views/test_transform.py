@@ -1,0 +1,611 @@
+"""Views against slow references: scalar crops, interpolation of the cut-out box, colour changes one after another."""
+
+import math
+from dataclasses import fields, replace
+from itertools import permutations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
+from torch.nn import functional
+
+from psm.config.schema import ViewsConfig
+from psm.kernels import crop as crops
+from psm.utils.errors import UserError
+from psm.views.transform import LUMA, Draws, Views, blurred, channel_statistics, crop_boxes, cropped, recoloured
+
+ZERO, ONE = (0.0, 0.0, 0.0), (1.0, 1.0, 1.0)  # a normalisation that changes nothing
+NEVER = {"flip": 0.0, "jitter": 0.0, "grayscale": 0.0, "blur": 0.0, "solarise": 0.0}
+WHOLE = {"crop": [1.0, 1.0], "ratio": [1.0, 1.0]}
+
+
+@pytest.fixture(autouse=True, params=["compiled", "by torch"])
+def way(request, monkeypatch):
+    """All of it both ways, where there are two."""
+    if request.param == "by torch":
+        monkeypatch.setattr(crops, "apply_to", lambda *given: False)
+
+
+def generator(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def random_pictures(count: int, height: int = 32, width: int = 32, seed: int = 1) -> torch.Tensor:
+    return torch.randint(0, 256, (count, 3, height, width), dtype=torch.uint8, generator=generator(seed))
+
+
+def plain_views(size: int = 32, **changes) -> Views:
+    return Views(ViewsConfig(**changes), size, ZERO, ONE)
+
+
+def neutral(count: int) -> Draws:
+    """The draws of one view that changes nothing."""
+    return plain_views(**NEVER, **WHOLE).draw(count, generator(), views=1).views()[0]
+
+
+def luma(pixels: torch.Tensor) -> torch.Tensor:
+    return sum(weight * pixels[:, channel] for channel, weight in enumerate(LUMA))
+
+
+def assert_rate(happened: torch.Tensor, probability: float) -> None:
+    """Within five standard deviations of a binomial."""
+    rate, tolerance = happened.float().mean().item(), 5 * math.sqrt(probability * (1 - probability) / happened.numel())
+    assert abs(rate - probability) <= tolerance
+
+
+# The crop
+
+
+def reference_box(areas, ratios, place, height, width, limits):
+    """torchvision's rule, one picture at a time; None where float32 and float64 could round differently."""
+    for area, ratio in zip(areas, ratios, strict=True):
+        exact_height = math.sqrt(area * height * width / ratio)
+        exact_width = math.sqrt(area * height * width * ratio)
+        if any(abs(exact % 1 - 0.5) < 1e-3 for exact in (exact_height, exact_width)):
+            return None
+        box_height, box_width = round(exact_height), round(exact_width)
+        if 0 < box_height <= height and 0 < box_width <= width:
+            top = math.floor(place[0] * (height - box_height + 1))
+            left = math.floor(place[1] * (width - box_width + 1))
+            return top, left, box_height, box_width
+    if width / height < limits[0]:
+        box_height, box_width = round(width / limits[0]), width
+    elif width / height > limits[1]:
+        box_height, box_width = height, round(height * limits[1])
+    else:
+        box_height, box_width = height, width
+    return round((height - box_height) / 2), round((width - box_width) / 2), box_height, box_width
+
+
+@pytest.mark.parametrize(
+    ("height", "width", "changes"),
+    [
+        (32, 32, {}),
+        (96, 96, {"crop": [0.08, 1.0]}),
+        (20, 50, {"crop": [0.6, 1.0]}),
+        (50, 20, {"crop": [0.9, 1.0]}),
+        (33, 32, {"crop": [0.99, 1.0], "ratio": [2.0, 3.0]}),
+    ],
+)
+def test_boxes_equal_the_scalar_rule(height, width, changes):
+    views = plain_views(**changes)
+    draws = views.draw(1000, generator(), views=1).views()[0]
+    limits = views.config.ratio
+    found = torch.stack(crop_boxes(draws, height, width, limits), dim=1).tolist()
+    compared = 0
+    for index, box in enumerate(found):
+        expected = reference_box(
+            *(part[index].tolist() for part in (draws.area, draws.ratio, draws.place)), height, width, limits
+        )
+        if expected is not None:
+            compared += 1
+            assert tuple(box) == expected
+    assert compared > 800
+
+
+def test_boxes_have_the_distribution_of_areas_ratios_and_places():
+    size = 1000  # rounding to pixels is negligible
+    draws = plain_views(crop=[0.2, 0.7]).draw(20_000, generator(), views=1).views()[0]
+    top, left, height, width = crop_boxes(draws, size, size, [3 / 4, 4 / 3])
+    area, log_ratio = height * width / size**2, (width / height).log()
+    assert 0.199 < area.min() < 0.201
+    assert 0.699 < area.max() < 0.701
+    # Up to 0.7 every box of an allowed ratio fits, so areas and log ratios are uniform.
+    quantiles = torch.tensor([0.1, 0.25, 0.5, 0.75, 0.9])
+    torch.testing.assert_close(area.quantile(quantiles), 0.2 + 0.5 * quantiles, atol=0.01, rtol=0)
+    expected = math.log(4 / 3) * (2 * quantiles - 1)
+    torch.testing.assert_close(log_ratio.quantile(quantiles), expected, atol=0.01, rtol=0)
+    torch.testing.assert_close((top / (size - height)).quantile(quantiles), quantiles, atol=0.02, rtol=0)
+    torch.testing.assert_close((left / (size - width)).quantile(quantiles), quantiles, atol=0.02, rtol=0)
+    assert (
+        abs(
+            torch.corrcoef(torch.stack([area, log_ratio, top / (size - height), left / (size - width)])) - torch.eye(4)
+        ).max()
+        < 0.05
+    )
+
+
+def test_a_place_just_below_one_stays_inside():
+    draws = neutral(1)
+    draws = replace(draws, area=torch.full((1, 10), 0.25), place=torch.full((1, 2), 1 - 2**-24))
+    top, left, height, width = crop_boxes(draws, 64, 64, [1.0, 1.0])
+    assert (top, left, height, width) == (32, 32, 32, 32)
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data(), height=st.integers(8, 96), width=st.integers(8, 96), size=st.sampled_from([8, 17, 32, 64, 96]))
+def test_a_crop_is_the_interpolation_of_its_box(data, height, width, size):
+    pixels = random_pictures(1, height, width).float() / 255
+    box_height, box_width = data.draw(st.integers(1, height)), data.draw(st.integers(1, width))
+    top, left = data.draw(st.integers(0, height - box_height)), data.draw(st.integers(0, width - box_width))
+    flip = data.draw(st.booleans())
+    box = tuple(torch.tensor([float(number)]) for number in (top, left, box_height, box_width))
+    view = cropped(pixels, box, torch.tensor([flip]), size)
+    cut = pixels[:, :, top : top + box_height, left : left + box_width]
+    expected = functional.interpolate(cut, (size, size), mode="bilinear", antialias=True, align_corners=False)
+    torch.testing.assert_close(view, expected.flip(3) if flip else expected, atol=2e-5, rtol=0)
+
+
+def test_a_whole_crop_of_the_same_size_is_the_picture():
+    pictures = random_pictures(5)
+    views = plain_views(**NEVER, **WHOLE)
+    result = views.apply(pictures, views.draw(5, generator()))
+    torch.testing.assert_close(result, (pictures.float() / 255).expand(2, -1, -1, -1, -1))
+
+
+def test_flips_happen_at_their_rate_and_mirror_columns():
+    views = plain_views(**NEVER | {"flip": 0.3}, **WHOLE)
+    draws = views.draw(4000, generator())
+    assert_rate(draws.flip, 0.3)
+    pictures = random_pictures(50)
+    few = draws[:50]
+    result = views.apply(pictures, few)
+    pixels = pictures.float() / 255
+    expected = torch.where(few.flip[:, :, None, None, None], pixels.flip(3), pixels)
+    torch.testing.assert_close(result, expected)
+    assert few.flip.any()
+    assert not few.flip.all()
+
+
+# Colour
+
+
+def muted_pixels(count: int = 6, seed: int = 2) -> torch.Tensor:
+    """Colours far enough from black and white for no change to be cut off."""
+    return 0.35 + 0.2 * torch.rand(count, 3, 9, 7, generator=generator(seed))
+
+
+def test_brightness_scales():
+    pixels, factors = muted_pixels(), torch.linspace(0, 1.7, 6)
+    result = recoloured(pixels, replace(neutral(6), brightness=factors))
+    torch.testing.assert_close(result, pixels * factors[:, None, None, None])
+
+
+def test_contrast_scales_about_the_mean_luma():
+    pixels, factors = muted_pixels(), torch.linspace(0, 1.6, 6)
+    result = recoloured(pixels, replace(neutral(6), contrast=factors))
+    pivot = luma(pixels).mean((1, 2))
+    torch.testing.assert_close(luma(result).mean((1, 2)), pivot)
+    pivot, factors = pivot[:, None, None, None], factors[:, None, None, None]
+    torch.testing.assert_close(result, pivot + factors * (pixels - pivot))
+
+
+def test_saturation_keeps_luma():
+    pixels, factors = muted_pixels(), torch.linspace(0, 1.6, 6)
+    result = recoloured(pixels, replace(neutral(6), saturation=factors))
+    torch.testing.assert_close(luma(result), luma(pixels))
+    grey, factors = luma(pixels)[:, None], factors[:, None, None, None]
+    torch.testing.assert_close(result, grey + factors * (pixels - grey))
+
+
+def test_hue_keeps_the_mean_of_channels_and_the_distance_from_grey():
+    pixels = muted_pixels()
+    result = recoloured(pixels, replace(neutral(6), turn=torch.linspace(-0.5, 0.4, 6)))
+    torch.testing.assert_close(result.mean(1), pixels.mean(1))
+    torch.testing.assert_close(result.var(1), pixels.var(1))
+
+
+def test_hue_of_no_turn_or_a_full_one_is_the_identity_and_a_third_passes_channels_on():
+    pixels = muted_pixels(3)
+    result = recoloured(pixels, replace(neutral(3), turn=torch.tensor([0.0, 1.0, 1 / 3])))
+    torch.testing.assert_close(result[:2], pixels[:2], atol=1e-6, rtol=0)
+    red, green, blue = pixels[2]
+    torch.testing.assert_close(result[2], torch.stack([blue, red, green]), atol=1e-6, rtol=0)
+
+
+def test_grayscale_gives_luma_in_every_channel():
+    pixels = muted_pixels(4)
+    drawn = torch.tensor([True, False, True, False])
+    result = recoloured(pixels, replace(neutral(4), grayscale=drawn))
+    expected = torch.where(drawn[:, None, None, None], luma(pixels)[:, None].expand_as(pixels), pixels)
+    torch.testing.assert_close(result, expected)
+
+
+def test_all_colour_changes_equal_one_after_another_in_any_order():
+    pixels = muted_pixels()
+    numbers = torch.rand(4, 6, generator=generator(3)) * 0.4
+    brightness, contrast, saturation, turn = numbers[0] + 0.8, numbers[1] + 0.8, numbers[2] + 0.8, numbers[3] - 0.2
+    grayscale = torch.tensor([False, False, False, True, True, False])
+    result = recoloured(
+        pixels,
+        replace(
+            neutral(6), brightness=brightness, contrast=contrast, saturation=saturation, turn=turn, grayscale=grayscale
+        ),
+    )
+    axis = torch.ones(3, dtype=torch.float64) / math.sqrt(3)
+    for index in range(6):
+        factors = [float(part[index]) for part in (brightness, contrast, saturation)]
+
+        def brighten(picture, factor):
+            return picture * factor
+
+        def contrasted(picture, factor):
+            return factor * picture + (1 - factor) * luma(picture[None]).mean()
+
+        def saturate(picture, factor):
+            return factor * picture + (1 - factor) * luma(picture[None])
+
+        steps = list(zip((brighten, contrasted, saturate), factors, strict=True))
+        for order in permutations(steps):
+            picture = pixels[index].double()
+            for step, factor in order:
+                picture = step(picture, factor)
+            angle = 2 * math.pi * float(turn[index])
+            along = (axis @ picture.flatten(1)) * axis[:, None]  # Rodrigues' formula, colour by colour
+            across = picture.flatten(1) - along
+            turned = torch.linalg.cross(axis[:, None].expand_as(across), across, dim=0)
+            picture = (along + math.cos(angle) * across + math.sin(angle) * turned).view_as(picture)
+            if grayscale[index]:
+                picture = luma(picture[None]).expand_as(picture)
+            torch.testing.assert_close(result[index], picture.float(), atol=1e-5, rtol=0)
+
+
+def test_colours_are_cut_off_at_black_and_white():
+    pixels = torch.rand(2, 3, 5, 5, generator=generator())
+    result = recoloured(
+        pixels, replace(neutral(2), brightness=torch.tensor([3.0, 1.0]), contrast=torch.tensor([1.0, 5.0]))
+    )
+    torch.testing.assert_close(result[0], (3 * pixels[0]).clamp(max=1))
+    assert result.min() == 0
+    assert result.max() == 1
+
+
+def test_jitter_and_grayscale_are_drawn_at_their_rates_within_their_ranges():
+    draws = plain_views().draw(5000, generator())
+    jittered = draws.brightness != 1
+    assert_rate(jittered, 0.8)
+    assert_rate(draws.grayscale, 0.2)
+    for values, low, high, idle in (
+        (draws.brightness, 0.6, 1.4, 1),
+        (draws.contrast, 0.6, 1.4, 1),
+        (draws.saturation, 0.6, 1.4, 1),
+        (draws.turn, -0.1, 0.1, 0),
+    ):
+        assert (values[~jittered] == idle).all()
+        drawn = (values[jittered] - low) / (high - low)
+        assert drawn.min() >= -1e-6
+        assert drawn.max() <= 1 + 1e-6
+        quantiles = torch.tensor([0.1, 0.5, 0.9])
+        torch.testing.assert_close(drawn.quantile(quantiles), quantiles, atol=0.02, rtol=0)
+    strong = plain_views(brightness=1.5).draw(5000, generator()).brightness
+    assert 0 <= strong.min() < 0.01
+    assert 2.49 < strong.max() <= 2.5
+
+
+# Blur and solarisation
+
+
+def test_blur_equals_a_convolution_of_the_mirrored_picture():
+    radius, pixels = 6, torch.rand(4, 3, 20, 20, generator=generator())
+    sigmas = [0.1, 0.7, 1.3, 2.0]
+    result = blurred(pixels, torch.tensor(sigmas), radius)
+    for index, sigma in enumerate(sigmas):
+        weights = torch.tensor(
+            [
+                [math.exp(-(down**2 + across**2) / (2 * sigma**2)) for across in range(-radius, radius + 1)]
+                for down in range(-radius, radius + 1)
+            ]
+        )
+        kernel = (weights / weights.sum()).expand(3, 1, -1, -1)
+        picture = pixels[index]
+        rows = torch.cat([picture[:, :radius].flip(1), picture, picture[:, -radius:].flip(1)], dim=1)
+        mirrored = torch.cat([rows[:, :, :radius].flip(2), rows, rows[:, :, -radius:].flip(2)], dim=2)
+        expected = functional.conv2d(mirrored[None], kernel, groups=3)[0]
+        torch.testing.assert_close(result[index], expected, atol=1e-5, rtol=0)
+        inner = functional.conv2d(picture[None], kernel, groups=3)[0]
+        torch.testing.assert_close(result[index, :, radius:-radius, radius:-radius], inner, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("size", [1, 3, 8, 33])
+def test_blur_keeps_constants_and_the_mean(size):
+    radius = min(6, size)
+    sigma = torch.tensor([0.5, 2.0])
+    flat = torch.full((2, 3, size, size), 0.3)
+    torch.testing.assert_close(blurred(flat, sigma, radius), flat)
+    pixels = torch.rand(2, 3, size, size, generator=generator())
+    torch.testing.assert_close(blurred(pixels, sigma, radius).mean((2, 3)), pixels.mean((2, 3)))
+
+
+def test_a_view_that_drew_no_blur_is_untouched():
+    pixels = torch.rand(2, 3, 16, 16, generator=generator())
+    result = blurred(pixels, torch.tensor([0.0, 1.0]), 6)
+    assert torch.equal(result[0], pixels[0])
+    assert (result[1] - pixels[1]).abs().mean() > 0.05
+
+
+def test_blur_is_drawn_at_its_rate_within_its_range():
+    sigma = plain_views(blur=0.5).draw(5000, generator()).sigma
+    assert_rate(sigma > 0, 0.5)
+    drawn = sigma[sigma > 0]
+    assert 0.1 <= drawn.min() < 0.12
+    assert 1.98 < drawn.max() <= 2.0
+    assert drawn.median().item() == pytest.approx(1.05, abs=0.05)
+
+
+def test_apply_blurs_and_solarises_what_drew_it():
+    pictures = random_pictures(40)
+    pixels = pictures.float() / 255
+    views = plain_views(**NEVER | {"blur": 0.5}, **WHOLE)
+    draws = views.draw(40, generator(), views=1)
+    torch.testing.assert_close(views.apply(pictures, draws)[0], blurred(pixels, draws.sigma[0], 6))
+
+    views = plain_views(**NEVER | {"solarise": 0.4}, **WHOLE)
+    assert_rate(views.draw(4000, generator()).solarise, 0.4)
+    draws = views.draw(40, generator(), views=1)
+    inverted = torch.where(pixels >= 0.5, 1 - pixels, pixels)
+    expected = torch.where(draws.solarise[0, :, None, None, None], inverted, pixels)
+    torch.testing.assert_close(views.apply(pictures, draws)[0], expected)
+
+
+# The whole
+
+
+def everything(size: int = 32, **changes) -> Views:
+    """Every step switched on, with a normalisation that differs by channel."""
+    config = ViewsConfig(size=size, blur=0.5, solarise=0.3, **changes)
+    return Views(config, 32, mean=(0.4, 0.5, 0.6), std=(0.2, 0.25, 0.3))
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+@pytest.mark.parametrize("size", [8, 24, 32, 48, 96])
+@pytest.mark.parametrize(("height", "width"), [(32, 32), (20, 45), (96, 64)])
+def test_views_have_their_shape_range_and_strides(size, height, width, channels_last):
+    views = everything(size)
+    result = views.apply(random_pictures(6, height, width), views.draw(6, generator(), views=3), channels_last)
+    assert result.shape == (3, 6, 3, size, size)
+    assert result.dtype == torch.float32
+    flat = result.flatten(0, 1)
+    assert flat.data_ptr() == result.data_ptr()
+    assert flat.is_contiguous(memory_format=torch.channels_last if channels_last else torch.contiguous_format)
+    mean, std = torch.tensor([[0.4, 0.5, 0.6], [0.2, 0.25, 0.3]])[:, :, None, None]
+    values = flat * std + mean
+    assert values.min() >= -1e-5
+    assert values.max() <= 1 + 1e-5
+    assert values.std() > 0.05
+
+
+def test_channels_last_changes_no_value():
+    views, pictures = everything(), random_pictures(6)
+    draws = views.draw(6, generator())
+    assert torch.equal(views.apply(pictures, draws), views.apply(pictures, draws, channels_last=True))
+
+
+def test_normalisation_comes_last():
+    pictures = random_pictures(8)
+    normalised = everything()
+    bare = Views(normalised.config, 32, ZERO, ONE)
+    draws = bare.draw(8, generator())
+    mean, std = torch.tensor([[0.4, 0.5, 0.6], [0.2, 0.25, 0.3]])[:, :, None, None]
+    torch.testing.assert_close(normalised.apply(pictures, draws), (bare.apply(pictures, draws) - mean) / std)
+
+
+def test_a_picture_s_views_depend_on_its_own_draws_alone():
+    views, pictures = everything(), random_pictures(11)
+    draws = views.draw(11, generator())
+    whole = views.apply(pictures, draws)
+    parts = [views.apply(pictures[part], draws[part]) for part in (slice(0, 4), slice(4, 5), slice(5, 11))]
+    torch.testing.assert_close(torch.cat(parts, dim=1), whole, atol=1e-5, rtol=0)
+    order = torch.tensor([3, 1, 10])
+    torch.testing.assert_close(views.apply(pictures[order], draws[order]), whole[:, order], atol=1e-5, rtol=0)
+
+
+def test_draws_repeat_with_their_generator_and_differ_between_pictures_and_views():
+    views = everything()
+    first, again, other = (views.draw(16, generator(seed)) for seed in (4, 4, 5))
+    picture = random_pictures(1).expand(16, -1, -1, -1)
+    assert torch.equal(views.apply(picture, first), views.apply(picture, again))
+    results = views.apply(picture, first).flatten(0, 1).flatten(1)
+    distances = torch.cdist(results, results) + torch.eye(32) * 1e6
+    assert distances.min() > 0.1
+    assert not torch.equal(views.apply(picture, first), views.apply(picture, other))
+
+
+def test_one_probability_changed_leaves_the_other_draws_alone():
+    without, with_blur = (plain_views(blur=blur).draw(50, generator()) for blur in (0.0, 0.9))
+    for field in fields(Draws):
+        same = torch.equal(getattr(without, field.name), getattr(with_blur, field.name))
+        assert same == (field.name != "sigma")
+
+
+def test_draws_are_sliced_and_moved():
+    draws = everything().draw(7, generator(), views=3)
+    assert len(draws) == 7
+    assert len(draws[2:5]) == 3
+    assert torch.equal(draws[2:5].area, draws.area[:, 2:5])
+    mine = everything().draw(7, generator(), views=3, share=slice(2, 5))
+    assert torch.equal(mine.area, draws.area[:, 2:5])
+    moved = everything().draw(7, generator(), views=3, device="meta")
+    assert {getattr(moved, field.name).device.type for field in fields(moved)} == {"meta"}
+    assert [torch.equal(part.turn, draws.turn[index]) for index, part in enumerate(draws.views())] == [True] * 3
+
+
+def test_autocast_changes_nothing():
+    views, pictures = everything(48), random_pictures(6)
+    draws = views.draw(6, generator())
+    outside, plain = views.apply(pictures, draws), views.plain(pictures)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        inside, plain_inside = views.apply(pictures, draws), views.plain(pictures)
+    assert inside.dtype == plain_inside.dtype == torch.float32
+    assert torch.equal(inside, outside)
+    assert torch.equal(plain_inside, plain)
+
+
+def test_nothing_waits_for_a_value():
+    """With fake tensors, which have shapes and no values, whatever would need a value on the host raises."""
+    views, pictures = everything(), random_pictures(6)
+    draws = views.draw(6, generator())
+    views.apply(pictures, draws)  # constants are made once, before
+    with FakeTensorMode() as mode:
+        fake = Draws(*(mode.from_tensor(getattr(draws, field.name)) for field in fields(draws)))
+        with pytest.raises(DataDependentOutputException):
+            fake.area.max().item()
+        mode.allow_non_fake_inputs = True
+        assert views.apply(mode.from_tensor(pictures), fake).shape == (2, 6, 3, 32, 32)
+
+
+def test_the_number_of_pictures_and_their_strides_do_not_matter():
+    views = everything(200)  # large enough to be made in several parts
+    pictures = random_pictures(13)
+    draws = views.draw(13, generator())
+    result = views.apply(pictures, draws)
+    assert torch.equal(views.apply(pictures.contiguous(memory_format=torch.channels_last), draws), result)
+    torch.testing.assert_close(views.apply(pictures[12:], draws[12:]), result[:, 12:], atol=1e-5, rtol=0)
+    assert views.apply(pictures[:0], draws[:0]).shape == (2, 0, 3, 200, 200)
+
+
+def test_the_pictures_are_left_as_they_are():
+    views, pictures = everything(), random_pictures(4)
+    before = pictures.clone()
+    views.apply(pictures, views.draw(4, generator()))
+    views.plain(pictures)
+    assert torch.equal(pictures, before)
+
+
+@pytest.mark.parametrize("size", [16, 32, 40])
+def test_plain_only_resizes_and_normalises(size):
+    pictures = random_pictures(3, 32, 32)
+    pixels = pictures.float() / 255
+    if size != 32:
+        pixels = functional.interpolate(pixels, (size, size), mode="bilinear", antialias=True)
+    mean, std = torch.tensor([[0.4, 0.5, 0.6], [0.2, 0.25, 0.3]])[:, :, None, None]
+    torch.testing.assert_close(everything(size).plain(pictures), (pixels - mean) / std)
+
+
+# Configuration
+
+
+@pytest.mark.parametrize(
+    ("size", "held", "preset", "blur"),
+    [
+        (None, 32, "small", 0),
+        (None, 63, "small", 0),
+        (None, 64, "large", 0.5),
+        (32, 96, "small", 0),
+        (96, 32, "large", 0.5),
+    ],
+)
+def test_auto_goes_by_the_size_of_a_view(size, held, preset, blur):
+    config = Views(ViewsConfig(size=size), held, ZERO, ONE).config
+    assert (config.preset, config.blur) == (preset, blur)
+    assert config.size == (size or held)
+
+
+def test_a_set_value_overrides_the_preset_and_the_given_configuration_stays():
+    given_config = ViewsConfig(preset="large", blur=0.0, crop=[0.5, 0.9])
+    config = Views(given_config, 32, ZERO, ONE).config
+    assert (config.blur, config.crop, config.jitter, config.brightness, config.hue) == (0.0, [0.5, 0.9], 0.8, 0.4, 0.1)
+    assert given_config == ViewsConfig(preset="large", blur=0.0, crop=[0.5, 0.9])
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"preset": "huge"}, "views.preset is 'huge'; use small, large or auto"),
+        ({"size": 0}, "views.size is 0"),
+        ({"crop": [0.0, 1.0]}, r"views.crop is \[0.0, 1.0\]; it must be two numbers"),
+        ({"crop": [0.2, 1.1]}, "views.crop"),
+        ({"crop": [0.8, 0.3]}, "views.crop"),
+        ({"crop": [0.3]}, "views.crop"),
+        ({"crop": 0.3}, "views.crop"),
+        ({"crop": ["0.2", "1"]}, "views.crop"),
+        ({"ratio": [0.0, 1.0]}, "views.ratio"),
+        ({"ratio": [1.0, math.inf]}, "views.ratio"),
+        ({"flip": -0.1}, "views.flip is -0.1; it must be a probability from 0 to 1"),
+        ({"jitter": 1.5}, "views.jitter"),
+        ({"grayscale": math.nan}, "views.grayscale"),
+        ({"blur": "often"}, "views.blur is 'often'"),
+        ({"solarise": True}, "views.solarise"),
+        ({"brightness": -1.0}, "views.brightness"),
+        ({"contrast": math.inf}, "views.contrast"),
+        ({"saturation": -0.4}, "views.saturation"),
+        ({"hue": 0.6}, "views.hue is 0.6; it must be a share of a turn from 0 to 0.5"),
+        ({"sigma": [0.0, 2.0]}, "views.sigma"),
+    ],
+)
+def test_a_value_out_of_range_is_refused_by_name(changes, says):
+    with pytest.raises(UserError, match=says):
+        plain_views(**changes)
+
+
+@pytest.mark.parametrize(("mean", "std"), [((0.5,), (0.5,)), (ZERO, ZERO), (ZERO, (1.0, math.nan, 1.0))])
+def test_a_normalisation_that_cannot_be_is_refused(mean, std):
+    with pytest.raises(UserError, match="cannot normalise"):
+        Views(ViewsConfig(), 32, mean, std)
+
+
+def test_pictures_of_another_kind_or_number_are_refused():
+    views = plain_views()
+    draws = views.draw(4, generator())
+    with pytest.raises(UserError, match=r"float32 of shape \(4, 3, 32, 32\)"):
+        views.apply(torch.rand(4, 3, 32, 32), draws)
+    with pytest.raises(UserError, match=r"uint8 of shape \(4, 1, 32, 32\)"):
+        views.plain(random_pictures(4)[:, :1])
+    with pytest.raises(UserError, match="3 pictures cannot take the draws of 4"):
+        views.apply(random_pictures(3), draws)
+
+
+# Channel statistics
+
+
+class Held:
+    """The part of a store of pictures that the statistics need; it remembers what was taken."""
+
+    def __init__(self, pictures: torch.Tensor):
+        self.pictures, self.taken = pictures, []
+
+    def __len__(self) -> int:
+        return len(self.pictures)
+
+    def take(self, indices: torch.Tensor) -> torch.Tensor:
+        self.taken += indices.tolist()
+        return self.pictures[indices]
+
+
+def test_statistics_are_those_of_all_pictures():
+    pictures = random_pictures(250, 6, 5) // torch.tensor([1, 2, 3], dtype=torch.uint8)[:, None, None]
+    held = Held(pictures)
+    mean, std = channel_statistics(held)
+    pixels = pictures.double() / 255
+    assert mean == pytest.approx(pixels.mean((0, 2, 3)).tolist())
+    assert std == pytest.approx(pixels.std((0, 2, 3), unbiased=False).tolist())
+    assert held.taken == list(range(250))
+
+
+def test_statistics_of_many_pictures_take_evenly_spaced_ones():
+    held = Held(random_pictures(1000, 2, 2))
+    channel_statistics(held, limit=251)
+    steps = torch.tensor(held.taken).diff()
+    assert len(held.taken) == 251
+    assert (held.taken[0], held.taken[-1]) == (0, 999)
+    assert steps.min() >= 3
+    assert steps.max() <= 4
+
+
+def test_statistics_of_one_colour_can_normalise_and_none_are_refused():
+    mean, std = channel_statistics(Held(torch.full((3, 3, 4, 4), 51, dtype=torch.uint8)))
+    assert mean == pytest.approx((0.2, 0.2, 0.2))
+    assert std == pytest.approx((1 / 255,) * 3)
+    with pytest.raises(UserError, match="no picture"):
+        channel_statistics(Held(random_pictures(0)))
