@@ -18,7 +18,8 @@ def psm(*arguments, **more):
 
 def test_help_does_not_import_torch():
     script = (
-        "import sys; from psm.cli.main import main; code = [main([*x, '--help']) for x in ([], ['pretrain'], ['evaluate'])];"
+        "import sys; from psm.cli.main import main;"
+        "code = [main([*x, '--help']) for x in ([], ['pretrain'], ['evaluate'])];"
         "heavy = {'torch', 'lightning', 'numpy', 'omegaconf', 'matplotlib'} & set(sys.modules);"
         "sys.exit(f'{code} {heavy}' if heavy or any(code) else 0)"
     )
