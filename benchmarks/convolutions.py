@@ -1,8 +1,8 @@
-"""What `psm.faster` has its own way for, beside torch's: layers, residual blocks and whole encoders.
+"""What `psm.kernels` has its own way for, beside torch's: layers, residual blocks and whole encoders.
 
     python benchmarks/convolutions.py [--batch 512] [--threads 2]
 
-Forward and backward, channels-last, in turns. `--batch` counts views: a step of 256 pictures has 512.
+Forward and backward, channels-last, in turns. `--batch` counts views: a step of 256 images has 512.
 """
 
 import argparse
@@ -35,7 +35,7 @@ LAYERS = (  # channels in and out, side of the maps, stride
     (128, 256, 4, 2),
 )
 BLOCKS = ((32, 32, 16, 1), (32, 64, 16, 2), (64, 128, 8, 2), (64, 64, 32, 1), (64, 128, 32, 2))  # likewise
-NETWORKS = (("resnet18", "imagenet"), ("resnet18", "small"), ("tiny", "small"), ("tiny", "imagenet"))
+NETWORKS = (("resnet18", "imagenet"), ("resnet18", "cifar"), ("tiny", "cifar"), ("tiny", "imagenet"))
 
 NORMS = ((32, 16), (64, 32))  # channels, side of the maps
 LARGE = 2**22  # floats of maps; larger ones are measured with fewer views
@@ -103,10 +103,8 @@ def main() -> None:
         name = f"block of {inputs} to {outputs} channels at {size}x{size}, stride {stride}{fewer(maps, options.batch)}"
         rows.append(compare(name, BasicBlock(inputs, outputs, stride), maps, options.turns))
     for name, stem in NETWORKS:
-        pictures = torch.randn(options.batch if (name, stem) != ("resnet18", "small") else 64, 3, 32, 32)
-        rows.append(
-            compare(f"{name}, {stem} stem, {len(pictures)} views", encoder(name, stem), pictures, options.turns)
-        )
+        images = torch.randn(options.batch if (name, stem) != ("resnet18", "cifar") else 64, 3, 32, 32)
+        rows.append(compare(f"{name}, {stem} stem, {len(images)} views", encoder(name, stem), images, options.turns))
     keep("convolutions", rows)
 
 

@@ -2,8 +2,8 @@
 
     python benchmarks/evaluation.py [--encoder tiny] [--threads 2]
 
-Features of 60,000 pictures of 32 pixels, nearest neighbours and the linear layer's 100 epochs, as `psm evaluate` runs
-them, against an epoch of PSM on 50,000 pictures, extrapolated from a number of its steps.
+Features of 60,000 images of 32 pixels, nearest neighbors and the linear layer's 100 epochs, as `psm evaluate` runs
+them, against an epoch of PSM on 50,000 images, extrapolated from a number of its steps.
 """
 
 import argparse
@@ -13,7 +13,7 @@ import torch
 
 from mining import Contender
 from psm.config.schema import KnnConfig, LinearConfig, ViewsConfig
-from psm.data import Pictures
+from psm.data import ImageStore
 from psm.evaluation.features import extract
 from psm.evaluation.scores import knn, linear
 from psm.views.transform import Views
@@ -26,7 +26,7 @@ STEPS = 10  # of pretraining in a turn
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--encoder", default="tiny")
-    parser.add_argument("--stem", default="small")
+    parser.add_argument("--stem", default="cifar")
     parser.add_argument("--batch", type=int, default=256)
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--threads", type=int, default=os.cpu_count())
@@ -35,13 +35,13 @@ def main() -> None:
     contender = Contender("psm", options.encoder, options.stem, options.batch)
     views = Views(ViewsConfig(), 32, (0.5,) * 3, (0.25,) * 3)
     labels = torch.randint(0, CLASSES, (TRAIN + TEST,))
-    pictures = Pictures(torch.randint(0, 256, (TRAIN + TEST, 3, 32, 32), dtype=torch.uint8), labels)
-    features = extract(contender.networks.encoder, pictures, views)
+    images = ImageStore(torch.randint(0, 256, (TRAIN + TEST, 3, 32, 32), dtype=torch.uint8), labels)
+    features = extract(contender.networks.encoder, images, views)
     parts = (features[:TRAIN], labels[:TRAIN], features[TRAIN:], labels[TRAIN:])
     seconds = in_turns(
         {
             "epoch": lambda: TRAIN / options.batch * timed(lambda: [contender.step() for _ in range(STEPS)]) / STEPS,
-            "features": lambda: timed(lambda: extract(contender.networks.encoder, pictures, views)),
+            "features": lambda: timed(lambda: extract(contender.networks.encoder, images, views)),
             "knn": lambda: timed(lambda: knn(*parts, classes=CLASSES, config=KnnConfig())),
             "linear": lambda: timed(
                 lambda: linear(lambda epoch: parts[0], *parts[1:], CLASSES, LinearConfig(), seed=0)

@@ -16,7 +16,7 @@ from torch.nn.functional import normalize
 from psm.config.schema import BankConfig, PositivesConfig
 from psm.losses.contrastive import loss_of
 from psm.methods.registry import compose
-from psm.mining.memory_bank import Bank
+from psm.mining.memory_bank import MemoryBank
 from psm.models.siamese import Embeddings
 from turns import in_turns, keep, shown, spread
 
@@ -30,13 +30,13 @@ CASES = (
 
 def clustered(count: int, generator: torch.Generator) -> torch.Tensor:
     """Unit vectors in a thousand clumps, as features are: an index by clusters would be hopeless on noise."""
-    centres = torch.randn(1000, WIDTH, generator=torch.Generator().manual_seed(1))
+    centers = torch.randn(1000, WIDTH, generator=torch.Generator().manual_seed(1))
     where = torch.randint(0, 1000, (count,), generator=generator)
-    return normalize(centres[where] + 0.7 * torch.randn(count, WIDTH, generator=generator), dim=1)
+    return normalize(centers[where] + 0.7 * torch.randn(count, WIDTH, generator=generator), dim=1)
 
 
-def full_bank(size: int) -> Bank:
-    bank, generator = Bank(size, WIDTH), torch.Generator().manual_seed(0)
+def full_bank(size: int) -> MemoryBank:
+    bank, generator = MemoryBank(size, WIDTH), torch.Generator().manual_seed(0)
     for first in range(0, size, 65536):
         rows = min(65536, size - first)
         bank.push(clustered(rows, generator), torch.arange(first, first + rows))
@@ -55,8 +55,8 @@ def case(batch: int, size: int, k: int, turns: int) -> dict:
     queries = clustered(batch, torch.Generator().manual_seed(2))
     ids = torch.arange(batch) + size
     embeddings = Embeddings(*(torch.randn(2, batch, WIDTH).requires_grad_(part < 2) for part in range(3)))
-    wishes = {"positives": PositivesConfig(k=k), "bank": BankConfig(size=size)}
-    psm, byol = compose("psm", wishes), compose("byol")
+    overrides = {"positives": PositivesConfig(k=k), "bank": BankConfig(size=size)}
+    psm, byol = compose("psm", overrides), compose("byol")
     times = in_turns(
         {
             "search": lambda: milliseconds(lambda: bank.nearest(queries, k, ids)),

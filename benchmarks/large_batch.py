@@ -16,9 +16,9 @@ CASES = (
     ("psm", "resnet18", "imagenet", 256, 0),
     ("psm", "resnet18", "imagenet", 4096, 0),
     ("psm", "resnet18", "imagenet", 4096, 256),
-    ("psm", "tiny", "small", 256, 0),
-    ("psm", "tiny", "small", 4096, 0),
-    ("psm", "tiny", "small", 4096, 256),
+    ("psm", "tiny", "cifar", 256, 0),
+    ("psm", "tiny", "cifar", 4096, 0),
+    ("psm", "tiny", "cifar", 4096, 256),
 )
 
 

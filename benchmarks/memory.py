@@ -35,12 +35,12 @@ def measure(method: str, batch: int, bank_size: int, width: int = 128) -> float:
 
     from psm.losses.contrastive import loss_of
     from psm.methods.registry import compose
-    from psm.mining.memory_bank import Bank
+    from psm.mining.memory_bank import MemoryBank
     from psm.models.siamese import Embeddings
 
     torch.set_num_threads(2)
     idle = peak()
-    bank = Bank(bank_size, width)
+    bank = MemoryBank(bank_size, width)
     for first in range(0, bank_size, 65536):
         rows = min(65536, bank_size - first)
         bank.push(torch.randn(rows, width), torch.arange(first, first + rows))

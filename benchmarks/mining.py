@@ -3,7 +3,7 @@
     python benchmarks/mining.py [--encoder resnet18] [--stem imagenet] [--methods psm snclr] [--turns 7]
 
 The paper's settings: batch 256, 32 pixels, bank of 16384 (full), k = 5. A step is views, networks, loss, gradient,
-optimiser, target and bank. Each method has a process of its own, since two in one would share its memory, and ratios
+optimizer, target and bank. Each method has a process of its own, since two in one would share its memory, and ratios
 are taken within a turn, so that a busy machine slows all alike.
 """
 
@@ -18,9 +18,9 @@ import turns
 from psm.config.schema import OptimConfig, ViewsConfig
 from psm.kernels.malloc import keep_freed_memory
 from psm.methods.registry import compose
-from psm.mining.memory_bank import Bank
+from psm.mining.memory_bank import MemoryBank
 from psm.models.networks import encoder, predictor, prefers_channels_last, projector
-from psm.models.siamese import Topology
+from psm.models.siamese import SiameseNetworks
 from psm.training.module import step_loss
 from psm.training.optim import sgd
 from psm.views.transform import Views
@@ -29,7 +29,7 @@ SIZE, WIDTH = 32, 128
 
 
 class Contender:
-    """One method with its networks, bank and optimiser."""
+    """One method with its networks, bank and optimizer."""
 
     def __init__(self, method: str, name: str, stem: str, batch: int, chunk: int | None = None):
         keep_freed_memory()  # as `psm pretrain` does
@@ -38,30 +38,30 @@ class Contender:
         backbone = encoder(name, stem, SIZE)
         topology = self.composition.topology
         head = predictor(WIDTH) if topology.predictor else None
-        self.networks = Topology(backbone, projector(backbone.width), head, topology.target)
+        self.networks = SiameseNetworks(backbone, projector(backbone.width), head, topology.target)
         if prefers_channels_last("cpu"):
             self.networks.to(memory_format=torch.channels_last)
         learned = [p for p in self.networks.parameters() if p.requires_grad]
-        self.optimiser = sgd(learned, OptimConfig(weight_decay=1e-3))
+        self.optimizer = sgd(learned, OptimConfig(weight_decay=1e-3))
         size = self.composition.bank.size
-        self.bank = Bank(size, WIDTH)
+        self.bank = MemoryBank(size, WIDTH)
         self.bank.push(torch.randn(size, WIDTH), torch.arange(size))
         self.views = Views(ViewsConfig(), SIZE, (0.5,) * 3, (0.25,) * 3)
-        self.pictures = torch.randint(0, 256, (batch, 3, SIZE, SIZE), dtype=torch.uint8)
+        self.images = torch.randint(0, 256, (batch, 3, SIZE, SIZE), dtype=torch.uint8)
 
     def step(self) -> None:
         """One whole step."""
         with record_function("views"):
-            draws = self.views.draw(self.batch, torch.Generator().manual_seed(0))
-            views = self.views.apply(self.pictures, draws, channels_last=prefers_channels_last("cpu"))
+            draws = self.views.sample_params(self.batch, torch.Generator().manual_seed(0))
+            views = self.views.apply(self.images, draws, channels_last=prefers_channels_last("cpu"))
         ids = torch.arange(self.batch) + 10**6
         loss, _, latest = step_loss(self.networks, views, ids, self.composition, self.bank, None, self.chunk)
-        self.optimiser.zero_grad()
+        self.optimizer.zero_grad()
         loss.backward()
-        with record_function("optimiser"):
-            self.optimiser.step()
+        with record_function("optimizer"):
+            self.optimizer.step()
         with record_function("target and bank"):
-            self.networks.follow(self.composition.topology.momentum)
+            self.networks.update_target(self.composition.topology.momentum)
             if self.composition.needs_bank:
                 self.bank.push(latest.keys, latest.ids)
 

@@ -2,8 +2,8 @@
 
     python benchmarks/parts.py [--threads 2] [--turns 15]
 
-The search in a bank, MoCo v2's sum over a whole bank with its gradient (`psm.products`) and views (`psm.crops`) are
-compiled; SGD's step is torch's, given weights as they lie in memory (`psm.optimiser`).
+The search in a bank, MoCo v2's sum over a whole bank with its gradient (`psm.kernels.similarity`) and views
+(`psm.kernels.crop`) are compiled; SGD's step is torch's, given weights as they lie in memory (`psm.training.optim`).
 """
 
 import argparse
@@ -20,15 +20,15 @@ from psm.kernels import crop as crops
 from psm.kernels import similarity as products
 from psm.kernels.malloc import keep_freed_memory
 from psm.losses import functional as objectives
-from psm.mining.memory_bank import Bank
+from psm.mining.memory_bank import MemoryBank
 from psm.models.networks import encoder
-from psm.training import optim as optimiser
+from psm.training import optim as optimizer
 from psm.views.transform import Views
 from turns import beside_torch, keep, timed
 
 WIDTH, REPEATS = 128, 5
 SEARCHES = ((256, 16384, 5), (256, 16384, 40), (64, 4096, 5), (32, 2048, 5))  # queries, rows, k
-VIEWS = ((256, 32, 0.0), (256, 32, 0.5), (256, 64, 0.0), (256, 64, 0.5), (32, 32, 0.0))  # pictures, pixels, blur
+VIEWS = ((256, 32, 0.0), (256, 32, 0.5), (256, 64, 0.0), (256, 64, 0.5), (32, 32, 0.0))  # images, pixels, blur
 SUMS = ((256, 16384), (64, 4096), (32, 2048))  # queries, rows
 Case = tuple[str, ModuleType, str, Callable[[], object]]  # what it is, and the function that chooses psm's way
 TORCHS = {"_flat": lambda tensor: tensor}  # what that function is for torch's way, if not one that always declines
@@ -36,7 +36,7 @@ TORCHS = {"_flat": lambda tensor: tensor}  # what that function is for torch's w
 
 def searches() -> Iterator[Case]:
     for count, size, k in SEARCHES:
-        bank, queries, own = Bank(size, WIDTH), torch.randn(count, WIDTH), torch.arange(count)
+        bank, queries, own = MemoryBank(size, WIDTH), torch.randn(count, WIDTH), torch.arange(count)
         bank.push(torch.randn(size, WIDTH), torch.arange(size) % (size // 2))
         name = f"search of {k} for {count} queries in {size:,} rows"
         yield name, products, "searchable", lambda b=bank, q=queries, k=k, o=own: b.nearest(q, k, o)
@@ -45,10 +45,10 @@ def searches() -> Iterator[Case]:
 def views() -> Iterator[Case]:
     for count, pixels, blur in VIEWS:
         recipe = Views(ViewsConfig(blur=blur), pixels, (0.5,) * 3, (0.25,) * 3)
-        pictures = torch.randint(0, 256, (count, 3, pixels, pixels), dtype=torch.uint8)
+        images = torch.randint(0, 256, (count, 3, pixels, pixels), dtype=torch.uint8)
         draws = recipe.draw(count, torch.Generator().manual_seed(0))
-        name = f"two views of {count} pictures at {pixels} pixels{', blur' if blur else ''}"
-        yield name, crops, "apply_to", lambda r=recipe, p=pictures, d=draws: r.apply(p, d, channels_last=True)
+        name = f"two views of {count} images at {pixels} pixels{', blur' if blur else ''}"
+        yield name, crops, "apply_to", lambda r=recipe, p=images, d=draws: r.apply(p, d, channels_last=True)
 
 
 def sums() -> Iterator[Case]:
@@ -63,12 +63,12 @@ def sums() -> Iterator[Case]:
         yield f"sum over {size:,} rows for {count} queries", products, "summable", both_ways
 
 
-def optimisers() -> Iterator[Case]:
+def optimizers() -> Iterator[Case]:
     weights = encoder("resnet18", "imagenet", 32).to(memory_format=torch.channels_last).parameters()
-    sgd = optimiser.sgd(weights, OptimConfig(weight_decay=1e-3))
+    sgd = optimizer.sgd(weights, OptimConfig(weight_decay=1e-3))
     for parameter in sgd.param_groups[0]["params"]:
         parameter.grad = torch.randn_like(parameter)
-    yield "SGD's step of ResNet-18's weights", optimiser, "_flat", sgd.step
+    yield "SGD's step of ResNet-18's weights", optimizer, "_flat", sgd.step
 
 
 @contextmanager
@@ -95,7 +95,7 @@ def main() -> None:
     keep_freed_memory()  # as `psm pretrain` does
     print(f"{'':58} {'torch, ms':>9} {'psm, ms':>9}  {'times as fast':>20}")
     rows = []
-    for name, module, choice, work in (*searches(), *views(), *sums(), *optimisers()):
+    for name, module, choice, work in (*searches(), *views(), *sums(), *optimizers()):
 
         def plain(module: ModuleType = module, choice: str = choice, work: Callable = work) -> float:
             with by_torch(module, choice):

@@ -1,4 +1,4 @@
-"""Whole-pipeline training throughput, decoded pictures to updated weights: psm beside lightly and beside bare networks.
+"""Whole-pipeline training throughput, decoded images to updated weights: psm beside lightly and beside bare networks.
 
     bash benchmarks/make-peers PEERS
     python benchmarks/pipeline.py --peers PEERS

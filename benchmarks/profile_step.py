@@ -22,7 +22,7 @@ import psm.training.module
 from turns import keep
 
 # Parts that the step names itself; what is in none of them goes by its operator.
-NAMED = ("views", "loss and mining, forward", "optimiser", "target and bank")
+NAMED = ("views", "loss and mining, forward", "optimizer", "target and bank")
 OPERATORS = {
     "residual blocks in one, backward": ("ResidualBackward",),
     "residual blocks in one, forward": ("Residual",),

@@ -45,10 +45,10 @@ def throughput() -> None:
     bars = (("psm", "psm", PSM, ""), ("bare", "networks alone", "#BBBBBB", "//"), ("lightly", "lightly", OTHER, ".."))
     for axes, network in zip(panels, networks, strict=True):
         of_network = [row for row in rows if named(row) == network]
-        for place, (name, label, colour, hatch) in enumerate(bars):
+        for place, (name, label, color, hatch) in enumerate(bars):
             at = [index + (place - 1) * 0.27 for index in range(len(of_network))]
             rates = [row["images a second"][name] for row in of_network]
-            axes.bar(at, rates, 0.25, label=label, color=colour, hatch=hatch, edgecolor="white", linewidth=0)
+            axes.bar(at, rates, 0.25, label=label, color=color, hatch=hatch, edgecolor="white", linewidth=0)
         for index, row in enumerate(of_network):
             height = max(row["images a second"].values())
             factor = row["times lightly"]["median"]
@@ -82,16 +82,16 @@ def growth() -> None:
     )
     for axes, axis in zip(panels, ("bank", "batch", "k"), strict=True):
         along = [row for row in rows if row["axis"] == axis]
-        for name, label, colour, marker in lines:
+        for name, label, color, marker in lines:
             middle = [row[name]["median"] for row in along]
-            axes.plot([row[axis] for row in along], middle, color=colour, marker=marker, markersize=4, label=label)
+            axes.plot([row[axis] for row in along], middle, color=color, marker=marker, markersize=4, label=label)
             low, high = ([row[name][end] for row in along] for end in ("least", "most"))
-            axes.fill_between([row[axis] for row in along], low, high, color=colour, alpha=0.15, linewidth=0)
+            axes.fill_between([row[axis] for row in along], low, high, color=color, alpha=0.15, linewidth=0)
         axes.set_xscale("log")
         axes.set_yscale("log")
         axes.set_xticks([row[axis] for row in along], [short(row[axis]) for row in along])
         axes.minorticks_off()
-        bare(axes, {"bank": "rows in the bank", "batch": "pictures in a batch", "k": "mined positives k"}[axis])
+        bare(axes, {"bank": "rows in the bank", "batch": "images in a batch", "k": "mined positives k"}[axis])
     panels[0].set_ylabel("milliseconds", fontsize=9)
     panels[2].legend(frameon=False, fontsize=9, loc="upper left")
     figure.savefig(DOCS / "growth.svg")
@@ -153,7 +153,7 @@ def beside_torch_table(name: str, of: str, digits: int) -> str:
 
 
 def mining_table() -> str:
-    stems = (("small", "small (3x3, the default at 32 pixels)"), ("imagenet", "ImageNet (7x7 and pooling)"))
+    stems = (("cifar", "cifar (3x3, the default at 32 pixels)"), ("imagenet", "ImageNet (7x7 and pooling)"))
     found = [(title, read(f"mining-resnet18-{stem}")) for stem, title in stems]
     return table(
         ("stem of ResNet-18", "BYOL, ms a step", "PSM, ms a step", "PSM / BYOL"),

@@ -2,7 +2,7 @@
 
     python benchmarks/recall.py RUN [--root data] [--sizes 16384 65536] [--k 5]
 
-The bank holds keys of views of the run's pictures, the queries are 1,024 other views, and rows of a query's own picture
+The bank holds keys of views of the run's images, the queries are 1,024 other views, and rows of a query's own image
 are passed over, as in training.
 """
 
@@ -12,10 +12,10 @@ from pathlib import Path
 import torch
 
 from growth import BATCH, milliseconds
-from psm.config.schema import PicturesConfig, ViewsConfig
-from psm.data import load
-from psm.evaluation.mining_analysis import Moment, read_moment
-from psm.mining.memory_bank import Bank
+from psm.config.schema import ImagesConfig, ViewsConfig
+from psm.data import load_dataset
+from psm.evaluation.mining_analysis import RunSnapshot, load_snapshot
+from psm.mining.memory_bank import MemoryBank
 from psm.views.transform import Views
 from turns import in_turns, keep, shown, spread
 
@@ -23,24 +23,24 @@ QUERIES = 1024
 
 
 @torch.inference_mode()
-def keys(moment: Moment, pictures, count: int) -> torch.Tensor:
-    """Keys of so many views, each picture in turn."""
+def keys(moment: RunSnapshot, images, count: int) -> torch.Tensor:
+    """Keys of so many views, each image in turn."""
     plain, draws = moment.views, torch.Generator().manual_seed(0)
     views = Views(ViewsConfig(size=plain.size), plain.size, plain.mean, plain.std)
     found = []
     for first in range(0, count, 512):
-        rows = torch.arange(first, min(first + 512, count)) % len(pictures)
-        given = views.apply(pictures.take(rows), views.draw(len(rows), draws, 1))
+        rows = torch.arange(first, min(first + 512, count)) % len(images)
+        given = views.apply(images.take(rows), views.draw(len(rows), draws, 1))
         found.append(moment.networks.keys(given.flatten(0, 1)))
     return torch.cat(found)
 
 
 def recall(found: torch.Tensor, true: torch.Tensor) -> float:
-    """The share of the true neighbours (N, k, D) among those found."""
+    """The share of the true neighbors (N, k, D) among those found."""
     return (found[:, :, None] == true[:, None]).all(3).any(1).float().mean().item()
 
 
-def upkeep(bank: Bank, queries: torch.Tensor) -> float:
+def upkeep(bank: MemoryBank, queries: torch.Tensor) -> float:
     """Milliseconds that a step takes to push 256 rows, its share of finding centroids and lists anew included."""
     bank.pointer = 0
     push = milliseconds(lambda: bank.push(bank.rows[:BATCH].clone(), bank.ids[:BATCH].clone()))
@@ -58,17 +58,17 @@ def main() -> None:
     parser.add_argument("--k", type=int, default=5)
     parser.add_argument("--turns", type=int, default=7)
     options = parser.parse_args()
-    moment = read_moment(options.run / "checkpoints" / "last.ckpt")
+    moment = load_snapshot(options.run / "checkpoints" / "last.ckpt")
     config = moment.config
-    wanted = PicturesConfig(root=options.root, limit=config.pictures.limit, download=False)
-    pictures = load(config.data, wanted, progress=False).train
-    vectors = keys(moment, pictures, max(options.sizes) + QUERIES)
-    ids = torch.arange(len(vectors)) % len(pictures)
+    wanted = ImagesConfig(root=options.root, limit=config.images.limit, download=False)
+    images = load_dataset(config.data, wanted, progress=False).train
+    vectors = keys(moment, images, max(options.sizes) + QUERIES)
+    ids = torch.arange(len(vectors)) % len(images)
     queries, rows, own, ids = vectors[:QUERIES], vectors[QUERIES:], ids[:QUERIES], ids[QUERIES:]
     print(f"{'bank':>8} {'exact, ms':>20} {'a push':>20} {'faiss, ms':>20} {'a push':>20} {'recall':>7}")
     found = []
     for size in options.sizes:
-        exact, fast = Bank(size, rows.shape[1]), Bank(size, rows.shape[1], "faiss")
+        exact, fast = MemoryBank(size, rows.shape[1]), MemoryBank(size, rows.shape[1], "faiss")
         for bank in (exact, fast):
             bank.push(rows[:size], ids[:size])
         share = recall(*(bank.nearest(queries, options.k, own).vectors for bank in (fast, exact)))

@@ -17,12 +17,12 @@ import time, torch, lightning, matplotlib, numpy, omegaconf, PIL, rich
 import psm.training.pretrain
 start = time.perf_counter()
 import psm.training.module as training
-step = training.Pretraining.optimizer_step
+step = training.PretrainModule.optimizer_step
 def first(self, *given, **named):
     step(self, *given, **named)
     print("after", time.perf_counter() - start, flush=True)
     raise KeyboardInterrupt
-training.Pretraining.optimizer_step = first
+training.PretrainModule.optimizer_step = first
 import psm, sys
 try:
     psm.pretrain(sys.argv[1], data="shapes", encoder="tiny", progress=False, batch_size=256, bank={"size": 4096})
@@ -39,7 +39,7 @@ def cpu_seconds(*command: str) -> float:
 
 
 def first_step() -> float:
-    """Seconds from the imports' end to the end of the first step of `psm pretrain` on the built-in pictures."""
+    """Seconds from the imports' end to the end of the first step of `psm pretrain` on the built-in images."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-W", "ignore", "-c", FIRST_STEP, os.path.join(folder, "run")]  # noqa: PTH118
         result = subprocess.run(command, capture_output=True, text=True)

@@ -1,11 +1,11 @@
-"""Times psm's views beside kornia's and lightly's on the same work: two views of 256 pictures by SimCLR's recipe.
+"""Times psm's views beside kornia's and lightly's on the same work: two views of 256 images by SimCLR's recipe.
 
     benchmarks/make-peers PEERS
     python benchmarks/views.py --peers PEERS
 
 All are timed in one process of the peers' environment, in turns, so that a busy machine slows each alike; a ratio is
-taken within a turn. psm and kornia work on the batch, lightly on one PIL picture at a time, once in this process and
-once in as many worker processes as there are threads. Times include draws and normalisation for all, decoding for none.
+taken within a turn. psm and kornia work on the batch, lightly on one PIL image at a time, once in this process and
+once in as many worker processes as there are threads. Times include draws and normalization for all, decoding for none.
 On a machine that others use at the same time, threads that wait for each other drown all else: use --threads 1 there.
 """
 
@@ -30,7 +30,7 @@ def main() -> None:
     parser.add_argument("--peers", type=Path, required=True, help="environment made by benchmarks/make-peers")
     parser.add_argument("--repeats", type=int, default=9, help="turns that are counted, after one that is not")
     parser.add_argument("--threads", type=int, default=os.cpu_count(), help="threads, and lightly's worker processes")
-    parser.add_argument("--sizes", type=int, nargs="+", default=[32, 64], help="sides of the pictures and views")
+    parser.add_argument("--sizes", type=int, nargs="+", default=[32, 64], help="sides of the images and views")
     arguments = parser.parse_args()
     if Path(sys.prefix).resolve() == arguments.peers.resolve():
         compare(arguments)
@@ -47,16 +47,16 @@ def compare(arguments: argparse.Namespace) -> None:
     import torch
 
     torch.set_num_threads(arguments.threads)
-    work = f"{VIEWS} views of {BATCH} pictures, {arguments.threads} threads, {arguments.repeats} turns"
+    work = f"{VIEWS} views of {BATCH} images, {arguments.threads} threads, {arguments.repeats} turns"
     print(f"{work}, torch {torch.__version__}")
     print(f"{'work':<16}{'contender':<22}{'ms a view':>10}{'times as slow as psm: median (least - most)':>46}")
     rows = []
     for size in arguments.sizes:
         for blur in (0.0, 0.5):
-            pictures = torch.randint(0, 256, (BATCH, 3, size, size), dtype=torch.uint8)
+            images = torch.randint(0, 256, (BATCH, 3, size, size), dtype=torch.uint8)
             workers = {"lightly": 0, f"lightly, {arguments.threads} workers": arguments.threads}
-            contenders = {"psm": psm_views(pictures, blur), "kornia": kornia_views(pictures, blur)}
-            contenders |= {name: lightly_views(pictures, blur, count) for name, count in workers.items()}
+            contenders = {"psm": psm_views(images, blur), "kornia": kornia_views(images, blur)}
+            contenders |= {name: lightly_views(images, blur, count) for name, count in workers.items()}
             seconds = in_turns({name: lambda w=work: timed(w) for name, work in contenders.items()}, arguments.repeats)
             row = {"pixels": size, "blur": blur, "ms a view": {}, "times as slow as psm": {}}
             for name, times in seconds.items():
@@ -68,26 +68,26 @@ def compare(arguments: argparse.Namespace) -> None:
     keep("views", rows)
 
 
-def psm_views(pictures, blur: float) -> Callable[[], None]:
+def psm_views(images, blur: float) -> Callable[[], None]:
     """This project's."""
     import torch
 
     from psm.config.schema import ViewsConfig
     from psm.views.transform import Views
 
-    views = Views(ViewsConfig(blur=blur), pictures.shape[-1], MEAN, STD)
+    views = Views(ViewsConfig(blur=blur), images.shape[-1], MEAN, STD)
     generator = torch.Generator().manual_seed(0)
-    return lambda: views.apply(pictures, views.draw(len(pictures), generator, VIEWS))
+    return lambda: views.apply(images, views.sample_params(len(images), generator, VIEWS))
 
 
-def kornia_views(pictures, blur: float) -> Callable[[], None]:
-    """kornia's batched augmentations, both views in one batch, each picture with its own draws."""
+def kornia_views(images, blur: float) -> Callable[[], None]:
+    """kornia's batched augmentations, both views in one batch, each image with its own draws."""
     import kornia.augmentation as augmentation
     import torch
 
-    size = pictures.shape[-1]
+    size = images.shape[-1]
     steps = [
-        # Its other mode cuts pictures out one by one and takes as long.
+        # Its other mode cuts images out one by one and takes as long.
         augmentation.RandomResizedCrop((size, size), scale=(0.2, 1.0), align_corners=False, cropping_mode="resample"),
         augmentation.RandomHorizontalFlip(p=0.5),
         augmentation.ColorJitter(0.4, 0.4, 0.4, 0.1, p=0.8),
@@ -95,50 +95,50 @@ def kornia_views(pictures, blur: float) -> Callable[[], None]:
         augmentation.Normalize(torch.tensor(MEAN), torch.tensor(STD)),
     ]
     if blur > 0:
-        side = size // 10 + (size // 10 + 1) % 2  # a tenth of the picture, made odd
+        side = size // 10 + (size // 10 + 1) % 2  # a tenth of the image, made odd
         steps.insert(4, augmentation.RandomGaussianBlur((side, side), (0.1, 2.0), p=blur))
     recipe = torch.nn.Sequential(*steps)
 
     @torch.no_grad()
     def work() -> None:
-        recipe(pictures.repeat(VIEWS, 1, 1, 1).float().div_(255))
+        recipe(images.repeat(VIEWS, 1, 1, 1).float().div_(255))
 
     return work
 
 
-class PilPictures:
-    """Pictures as PIL pictures, both views on access: what lightly's users hand to a data loader."""
+class PilImages:
+    """Images as PIL images, both views on access: what lightly's users hand to a data loader."""
 
-    def __init__(self, pictures, transform: Callable):
+    def __init__(self, images, transform: Callable):
         from PIL import Image
 
-        self.pictures = [Image.fromarray(picture.permute(1, 2, 0).numpy()) for picture in pictures]
+        self.images = [Image.fromarray(image.permute(1, 2, 0).numpy()) for image in images]
         self.transform = transform
 
     def __len__(self) -> int:
-        return len(self.pictures)
+        return len(self.images)
 
     def __getitem__(self, index: int):
-        return self.transform(self.pictures[index])
+        return self.transform(self.images[index])
 
 
-def lightly_views(pictures, blur: float, workers: int) -> Callable[[], None]:
+def lightly_views(images, blur: float, workers: int) -> Callable[[], None]:
     """lightly's SimCLR transform with the strengths and the crop of the recipe, through a data loader."""
     warnings.simplefilter("ignore")
     from lightly.transforms import SimCLRTransform
     from torch.utils.data import DataLoader
 
     transform = SimCLRTransform(
-        input_size=pictures.shape[-1],
+        input_size=images.shape[-1],
         cj_strength=0.5,
         min_scale=0.2,
         gaussian_blur=blur,
         normalize={"mean": list(MEAN), "std": list(STD)},
     )
     # A worker makes whole batches, so the batch is divided among them.
-    share = len(pictures) // max(workers, 1)
+    share = len(images) // max(workers, 1)
     loader = DataLoader(
-        PilPictures(pictures, transform), batch_size=share, num_workers=workers, persistent_workers=workers > 0
+        PilImages(images, transform), batch_size=share, num_workers=workers, persistent_workers=workers > 0
     )
 
     def work() -> None:

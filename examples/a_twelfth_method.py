@@ -5,10 +5,10 @@ import sys
 import psm
 from psm.methods.registry import register
 
-# MoCo's bank, SNCLR's soft neighbours and HCL's weights for hard negatives in one, with PNSM on top.
+# MoCo's bank, SNCLR's soft neighbors and HCL's weights for hard negatives in one, with PNSM on top.
 register(
     "mine",
-    title="soft neighbours against a mined bank of hard negatives",
+    title="soft neighbors against a mined bank of hard negatives",
     reference="this file",
     base="snclr",
     positives={"k": 3, "weighting": "V2"},

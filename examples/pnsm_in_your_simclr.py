@@ -25,16 +25,16 @@ def simclr(z1: Tensor, z2: Tensor, temperature: float = 0.5, pnsm: float | None 
 def main(steps: int = 30, seed: int = 0) -> list[float]:
     """Two noisy copies of fixed vectors stand in for two views."""
     torch.manual_seed(seed)
-    pictures = torch.randn(64, 20)
+    images = torch.randn(64, 20)
     network = torch.nn.Sequential(torch.nn.Linear(20, 32), torch.nn.ReLU(), torch.nn.Linear(32, 16))
-    optimiser = torch.optim.SGD(network.parameters(), lr=0.5)
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.5)
     losses = []
     for _ in range(steps):
-        views = (network(pictures + 0.3 * torch.randn_like(pictures)) for _ in range(2))
+        views = (network(images + 0.3 * torch.randn_like(images)) for _ in range(2))
         loss = simclr(*views, pnsm=0.5)
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         loss.backward()
-        optimiser.step()
+        optimizer.step()
         losses.append(loss.item())
     print(f"loss {losses[0]:.3f} -> {losses[-1]:.3f}")
     return losses

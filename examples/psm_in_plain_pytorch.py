@@ -2,40 +2,40 @@
 
 import torch
 
-from psm.config.schema import PicturesConfig, ViewsConfig
-from psm.data import load
+from psm.config.schema import ImagesConfig, ViewsConfig
+from psm.data import load_dataset
 from psm.losses.contrastive import loss_of
 from psm.methods.registry import compose
-from psm.mining.memory_bank import Bank
+from psm.mining.memory_bank import MemoryBank
 from psm.models.networks import encoder, predictor, projector
-from psm.models.siamese import Topology
+from psm.models.siamese import SiameseNetworks
 from psm.views.transform import Views, channel_statistics
 
 
-def main(pictures: int = 512, epochs: int = 2, batch_size: int = 64, seed: int = 0) -> list[float]:
+def main(images: int = 512, epochs: int = 2, batch_size: int = 64, seed: int = 0) -> list[float]:
     torch.manual_seed(seed)
-    train = load("shapes", PicturesConfig(limit=pictures), progress=False).train
+    train = load_dataset("shapes", ImagesConfig(limit=images), progress=False).train
     mean, std = channel_statistics(train)
     views = Views(ViewsConfig(), 32, mean, std)
 
     backbone = encoder("tiny")
-    networks = Topology(backbone, projector(backbone.width), predictor(), target=True)
-    optimiser = torch.optim.SGD(
+    networks = SiameseNetworks(backbone, projector(backbone.width), predictor(), target=True)
+    optimizer = torch.optim.SGD(
         [p for p in networks.parameters() if p.requires_grad], lr=0.1, momentum=0.9, weight_decay=1e-3
     )
     method = compose("psm")  # or any other row of `psm methods`
-    bank = Bank(size=256, width=128)
+    bank = MemoryBank(size=256, width=128)
 
     losses = []
     for _ in range(epochs):
         for ids in torch.randperm(len(train)).split(batch_size):
-            draws = views.draw(len(ids), torch.Generator().manual_seed(len(losses)))
+            draws = views.sample_params(len(ids), torch.Generator().manual_seed(len(losses)))
             embeddings, _ = networks(views.apply(train.take(ids), draws))
             loss, facts = loss_of(embeddings, method, bank, ids)
-            optimiser.zero_grad()
+            optimizer.zero_grad()
             loss.backward()
-            optimiser.step()
-            networks.follow(0.99)
+            optimizer.step()
+            networks.update_target(0.99)
             bank.push(embeddings.key[1], ids)  # after both directions: a batch never meets itself in the bank
             losses.append(loss.item())
             print(f"loss {losses[-1]:.3f}, guessing {facts['chance']:.3f}, kept {facts['negatives_kept']:.2f}")

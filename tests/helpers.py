@@ -11,7 +11,7 @@ from torch.nn.functional import normalize
 
 from psm.kernels import runtime
 from psm.methods.registry import compose
-from psm.mining.memory_bank import Bank
+from psm.mining.memory_bank import MemoryBank
 from psm.models.siamese import Pair
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -22,11 +22,11 @@ SMALL = {
     "encoder": "tiny",
     "epochs": 2,
     "batch_size": 32,
-    "pictures": {"limit": 100, "size": 16},
-    "heads": {"hidden": 24, "out": 12},
+    "images": {"limit": 100, "size": 16},
+    "heads": {"hidden_dim": 24, "out_dim": 12},
     "bank": {"size": 50},
     "positives": {"k": 3},
-    "monitor": {"pictures": 60, "test_pictures": 40},
+    "monitor": {"images": 60, "test_images": 40},
     "progress": False,
 }
 
@@ -59,7 +59,7 @@ def golden(name):
 
 
 def filled(rows, ids=None, size=None):
-    bank = Bank(size or len(rows), rows.shape[1]).to(rows.dtype)
+    bank = MemoryBank(size or len(rows), rows.shape[1]).to(rows.dtype)
     bank.push(rows, torch.arange(len(rows)) if ids is None else ids)
     return bank
 

@@ -26,7 +26,7 @@ def test_they_are_short(path):
 
 
 def test_psm_in_plain_pytorch():
-    losses = example("psm_in_plain_pytorch").main(pictures=256, epochs=2, batch_size=32)
+    losses = example("psm_in_plain_pytorch").main(images=256, epochs=2, batch_size=32)
     assert len(losses) == 16
     assert all(torch.isfinite(torch.tensor(losses)))
 

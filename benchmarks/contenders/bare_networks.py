@@ -15,7 +15,7 @@ import psm.models.siamese
 from psm.kernels.malloc import keep_freed_memory
 from psm.methods.registry import compose
 from psm.models.networks import encoder, predictor, prefers_channels_last, projector
-from psm.models.siamese import Topology
+from psm.models.siamese import SiameseNetworks
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from turns import answer
@@ -29,7 +29,7 @@ def main() -> None:
     keep_freed_memory()
     topology = compose(method).topology
     backbone = encoder(name, stem, 32)
-    networks = Topology(
+    networks = SiameseNetworks(
         backbone, projector(backbone.width), predictor() if topology.predictor else None, topology.target
     )
     views = torch.randn(2, int(batch), 3, 32, 32)

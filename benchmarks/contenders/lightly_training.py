@@ -2,8 +2,8 @@
 
     python lightly_training.py METHOD ENCODER STEM BATCH THREADS WORKERS CHANNELS_LAST
 
-SimCLR, BYOL, MoCo v2 and NNCLR, each symmetric in the two views, as psm's are. Pictures are decoded beforehand and
-handed to lightly's transform as PIL pictures, which is what it takes.
+SimCLR, BYOL, MoCo v2 and NNCLR, each symmetric in the two views, as psm's are. Images are decoded beforehand and
+handed to lightly's transform as PIL images, which is what it takes.
 """
 
 import sys
@@ -26,22 +26,22 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from psm.models.networks import encoder, predictor, projector  # noqa: E402
 from turns import answer  # noqa: E402
 
-PICTURES, BANK = 10240, 16384
+IMAGES, BANK = 10240, 16384
 
 
 class Decoded(Dataset):
-    """Decoded pictures and lightly's two views of each."""
+    """Decoded images and lightly's two views of each."""
 
     def __init__(self) -> None:
-        pixels = torch.randint(0, 256, (PICTURES, 32, 32, 3), dtype=torch.uint8).numpy()
-        self.pictures = [Image.fromarray(picture) for picture in pixels]
+        pixels = torch.randint(0, 256, (IMAGES, 32, 32, 3), dtype=torch.uint8).numpy()
+        self.images = [Image.fromarray(image) for image in pixels]
         self.transform = SimCLRTransform(input_size=32, cj_strength=0.5, min_scale=0.2, gaussian_blur=0.0)
 
     def __len__(self) -> int:
-        return len(self.pictures)
+        return len(self.images)
 
     def __getitem__(self, index: int) -> list[torch.Tensor]:
-        return self.transform(self.pictures[index])
+        return self.transform(self.images[index])
 
 
 class Networks(nn.Module):
@@ -82,7 +82,7 @@ def main() -> None:
     networks = Networks(method, name, stem)
     layout = torch.channels_last if int(channels_last) else torch.contiguous_format
     networks.to(memory_format=layout)
-    optimiser = torch.optim.SGD(
+    optimizer = torch.optim.SGD(
         [p for p in networks.parameters() if p.requires_grad], lr=0.01, momentum=0.9, weight_decay=1e-3
     )
     loader = DataLoader(
@@ -97,9 +97,9 @@ def main() -> None:
             batches = iter(loader)
             views = next(batches)
         loss = networks.loss(*(view.contiguous(memory_format=layout) for view in views))
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         loss.backward()
-        optimiser.step()
+        optimizer.step()
         if networks.target is not None:
             update_momentum(networks.online, networks.target, m=0.99)
 

@@ -1,4 +1,4 @@
-"""psm's own training, as `psm pretrain` runs it: pictures from memory, Lightning's loop, metrics off the step.
+"""psm's own training, as `psm pretrain` runs it: images from memory, Lightning's loop, metrics off the step.
 
 python psm_training.py METHOD ENCODER STEM BATCH THREADS
 """
@@ -13,12 +13,13 @@ import torch
 
 from psm.config import merge as settings
 from psm.config.schema import PretrainConfig
-from psm.data import DataSet, Pictures
+from psm.data import ImageDataset, ImageStore
 from psm.kernels.malloc import keep_freed_memory
-from psm.training.pretrain import _prepare, _settle
-from psm.utils.run_folder import Run
+from psm.training.pretrain import _prepare
+from psm.training.resolve import resolve
+from psm.utils.run_folder import RunFolder
 
-PICTURES = 10240
+IMAGES = 10240
 
 
 class Turns(lightning.Callback):
@@ -48,16 +49,23 @@ def main() -> None:
     method, encoder, stem, batch, threads = sys.argv[1:]
     torch.set_num_threads(int(threads))
     keep_freed_memory()  # as `psm pretrain` does
-    pictures = torch.randint(0, 256, (PICTURES, 3, 32, 32), dtype=torch.uint8)
-    data = DataSet("pictures", Pictures(pictures), None, ())
-    wishes = {"out": "x", "method": method, "encoder": encoder, "stem": stem, "batch_size": int(batch), "epochs": 1000}
-    config = _settle(settings.build(PretrainConfig, wishes, {"progress": False}), data)
+    images = torch.randint(0, 256, (IMAGES, 3, 32, 32), dtype=torch.uint8)
+    data = ImageDataset("images", ImageStore(images), None, ())
+    overrides = {
+        "out": "x",
+        "method": method,
+        "encoder": encoder,
+        "stem": stem,
+        "batch_size": int(batch),
+        "epochs": 1000,
+    }
+    config = resolve(settings.build(PretrainConfig, overrides, {"progress": False}), data)
     with tempfile.TemporaryDirectory() as folder:
-        trainer, module = _prepare(Run(Path(folder)), config, data, None)
+        trainer, module = _prepare(RunFolder(Path(folder)), config, data, None)
         # The bank starts full: a search in an empty one would flatter.
         if module.bank is not None:
             size = module.bank.size
-            module.bank.push(torch.randn(size, config.heads.out), torch.arange(size) % PICTURES)
+            module.bank.push(torch.randn(size, config.heads.out_dim), torch.arange(size) % IMAGES)
         trainer.callbacks.append(Turns())
         trainer.fit(module)
 

@@ -1,4 +1,4 @@
-"""psm: learn image encoders from unlabelled pictures by contrastive learning with mined samples."""
+"""psm: learn image encoders from unlabeled images by contrastive learning with mined samples."""
 
 from typing import TYPE_CHECKING, Any
 

@@ -112,29 +112,29 @@ def test_data_of_a_folder_with_a_broken_file(tmp_path):
 
     for index in range(10):
         Image.new("RGB", (40, 30), (index * 20, 0, 0)).save(tmp_path / f"{index}.png")
-    (tmp_path / "broken.jpg").write_bytes(b"no picture")
+    (tmp_path / "broken.jpg").write_bytes(b"no image")
     sheet = tmp_path / "sheet.png"
     result = psm("data", f"data={tmp_path}", f"sheet={sheet}")
     assert result.returncode == 0, result.stderr
     assert "broken.jpg" in result.stdout
-    assert "unlabelled" in result.stdout
+    assert "unlabeled" in result.stdout
     assert Image.open(sheet).size[0] > 0
-    refused = psm("data", f"data={tmp_path}", "pictures.max_unreadable=0.01")
+    refused = psm("data", f"data={tmp_path}", "images.max_unreadable=0.01")
     assert refused.returncode == 2
     assert "max_unreadable" in refused.stderr
 
 
-def test_a_folder_of_unlabelled_pictures_trains(tmp_path):
+def test_a_folder_of_unlabeled_images_trains(tmp_path):
     from PIL import Image
 
-    pictures = tmp_path / "pictures"
-    pictures.mkdir()
+    images = tmp_path / "images"
+    images.mkdir()
     for index in range(12):
-        Image.new("L" if index % 2 else "RGBA", (50, 36 + index)).save(pictures / f"{index}.png")
-    (pictures / "broken.jpg").write_bytes(b"no picture")
+        Image.new("L" if index % 2 else "RGBA", (50, 36 + index)).save(images / f"{index}.png")
+    (images / "broken.jpg").write_bytes(b"no image")
     out = tmp_path / "run"
     result = psm(
-        "pretrain", f"out={out}", f"data={pictures}", "encoder=tiny", "epochs=1", "batch_size=4", "progress=false"
+        "pretrain", f"out={out}", f"data={images}", "encoder=tiny", "epochs=1", "batch_size=4", "progress=false"
     )
     assert result.returncode == 0, result.stderr
     assert (out / "encoder.safetensors").exists()
@@ -143,10 +143,10 @@ def test_a_folder_of_unlabelled_pictures_trains(tmp_path):
     assert scored.returncode == 2
     assert "no labels" in scored.stderr
     assert not (tmp_path / "run" / "scores.jsonl").exists()
-    moved = pictures.rename(tmp_path / "moved")
+    moved = images.rename(tmp_path / "moved")
     gone = psm("inspect", out)
     assert gone.returncode == 2
-    assert str(pictures) in gone.stderr
+    assert str(images) in gone.stderr
     assert not (out / "inspect.html").exists()
     inspected = psm("inspect", out, f"data={moved}")
     assert inspected.returncode == 0, inspected.stderr

@@ -12,15 +12,15 @@ def build(*arguments):
 
 
 def test_types_and_nesting():
-    config = build("epochs=3", "optim.lr=1e-2", "views.crop=[0.3,1]", "pictures.size=none", "devices=2", "resume=true")
+    config = build("epochs=3", "optim.lr=1e-2", "views.crop=[0.3,1]", "images.size=none", "devices=2", "resume=true")
     assert (config.epochs, config.optim.lr, config.views.crop) == (3, 0.01, [0.3, 1.0])
-    assert (config.pictures.size, config.devices, config.resume) == (None, "2", "true")
+    assert (config.images.size, config.devices, config.resume) == (None, "2", "true")
     assert build("epochs=1e1").epochs == 10
 
 
 def test_text_is_taken_to_the_letter():
-    assert build("pictures.labels=none").pictures.labels == "none"
-    assert build("pictures.cache=none").pictures.cache is None
+    assert build("images.labels=none").images.labels == "none"
+    assert build("images.cache=none").images.cache is None
     assert build("data=/a: b/[c]").data == "/a: b/[c]"
     assert build("out=1e3").out == "1e3"
 

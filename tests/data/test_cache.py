@@ -12,8 +12,8 @@ import pytest
 import torch
 from PIL import Image
 
-from psm.config.schema import PicturesConfig
-from psm.data import decode, load
+from psm.config.schema import ImagesConfig
+from psm.data import decode, load_dataset
 from psm.data.cache import Entry
 from psm.utils.errors import UserError
 
@@ -26,17 +26,17 @@ SMALL = 1e-7  # GB: everything goes through the cache
 def root(tmp_path):
     generator = np.random.default_rng(0)
     for kind in ("a", "b"):
-        (tmp_path / "pictures" / kind).mkdir(parents=True)
+        (tmp_path / "images" / kind).mkdir(parents=True)
         for number in range(30):
             pixels = generator.integers(0, 256, (12, 12, 3), dtype=np.uint8)
-            Image.fromarray(pixels).save(tmp_path / "pictures" / kind / f"{number:02}.png")
-    (tmp_path / "pictures" / "b" / "05.png").write_bytes(b"")
-    return tmp_path / "pictures"
+            Image.fromarray(pixels).save(tmp_path / "images" / kind / f"{number:02}.png")
+    (tmp_path / "images" / "b" / "05.png").write_bytes(b"")
+    return tmp_path / "images"
 
 
 def read(root, cache, **settings):
     settings = {"memory": SMALL, "size": 8} | settings
-    return load(str(root), PicturesConfig(cache=str(cache), **settings), progress=False)
+    return load_dataset(str(root), ImagesConfig(cache=str(cache), **settings), progress=False)
 
 
 def entries(cache):
@@ -76,9 +76,9 @@ def test_other_sources_use_it_too(tmp_path, name):
         (folder / "batches.meta.txt").write_text("\n".join("abcdefghij"))
         name = str(folder)
     settings = {"limit": 20, "size": 16}
-    mapped = load(name, PicturesConfig(memory=SMALL, cache=str(tmp_path / "cache"), **settings), progress=False)
+    mapped = load_dataset(name, ImagesConfig(memory=SMALL, cache=str(tmp_path / "cache"), **settings), progress=False)
     assert mapped.train.mapped
-    assert_same(mapped, load(name, PicturesConfig(**settings), progress=False))
+    assert_same(mapped, load_dataset(name, ImagesConfig(**settings), progress=False))
 
 
 def test_changed_files_and_sizes_are_built_anew(root, tmp_path):
@@ -123,7 +123,7 @@ def test_a_full_disk_is_refused_before_any_work(root, tmp_path, monkeypatch):
     usage = namedtuple("usage", "total used free")(10**9, 10**9, 100)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
     monkeypatch.setattr(decode, "decode", None)
-    with pytest.raises(UserError, match=r"need .* GB .* 0.0 GB are free; set pictures.cache"):
+    with pytest.raises(UserError, match=r"need .* GB .* 0.0 GB are free; set images.cache"):
         read(root, tmp_path / "cache")
     assert entries(tmp_path / "cache") == []
 
@@ -133,14 +133,14 @@ def test_a_disk_that_fills_up_on_the_way(tmp_path):
         raise OSError(28, "No space left on device")
         yield
 
-    with pytest.raises(UserError, match=r"No space left.*pictures.cache"):
+    with pytest.raises(UserError, match=r"No space left.*images.cache"):
         Entry(tmp_path, "name", 8).open(windows, 1000)
     assert entries(tmp_path) == []
 
 
 def test_a_cache_folder_that_cannot_be_made(root, tmp_path):
     (tmp_path / "file").write_text("in the way")
-    with pytest.raises(UserError, match=r"cannot be made.*pictures.cache"):
+    with pytest.raises(UserError, match=r"cannot be made.*images.cache"):
         read(root, tmp_path / "file" / "cache")
 
 

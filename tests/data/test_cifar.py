@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 import torch
 
-from psm.config.schema import PicturesConfig
-from psm.data import load, safe_pickle
+from psm.config.schema import ImagesConfig
+from psm.data import load_dataset, safe_pickle
 from psm.utils.errors import UserError
 
-PICTURES = np.random.default_rng(0).integers(0, 256, (60, 3072), dtype=np.uint8)
+IMAGES = np.random.default_rng(0).integers(0, 256, (60, 3072), dtype=np.uint8)
 LABELS = [number % 10 for number in range(60)]
 FINE = [(number * 7) % 100 for number in range(60)]
 NAMES = [f"kind {number}" for number in range(10)]
@@ -52,9 +52,9 @@ def write_ten(root, dump=dump_python2):
     folder.mkdir(parents=True)
     for number in range(5):
         rows = slice(10 * number, 10 * number + 10)
-        batch = {"data": PICTURES[rows], "labels": LABELS[rows], "batch_label": "x", "filenames": ["a.png"] * 10}
+        batch = {"data": IMAGES[rows], "labels": LABELS[rows], "batch_label": "x", "filenames": ["a.png"] * 10}
         (folder / f"data_batch_{number + 1}").write_bytes(dump(batch))
-    (folder / "test_batch").write_bytes(dump({"data": PICTURES[50:], "labels": LABELS[50:]}))
+    (folder / "test_batch").write_bytes(dump({"data": IMAGES[50:], "labels": LABELS[50:]}))
     (folder / "batches.meta").write_bytes(dump({"label_names": NAMES, "num_vis": 3072}))
     return folder
 
@@ -64,7 +64,7 @@ def write_hundred(root, dump=dump_python2):
     folder.mkdir(parents=True)
     for name, rows in (("train", slice(0, 50)), ("test", slice(50, 60))):
         coarse = [label // 5 for label in FINE[rows]]
-        (folder / name).write_bytes(dump({"data": PICTURES[rows], "fine_labels": FINE[rows], "coarse_labels": coarse}))
+        (folder / name).write_bytes(dump({"data": IMAGES[rows], "fine_labels": FINE[rows], "coarse_labels": coarse}))
     (folder / "meta").write_bytes(dump({"fine_label_names": HUNDRED, "coarse_label_names": NAMES}))
     return folder
 
@@ -73,13 +73,13 @@ def write_binary(root):
     ten, hundred = root / "cifar-10-batches-bin", root / "cifar-100-binary"
     ten.mkdir()
     hundred.mkdir()
-    rows = np.concatenate([np.array(LABELS, dtype=np.uint8)[:, None], PICTURES], axis=1)
+    rows = np.concatenate([np.array(LABELS, dtype=np.uint8)[:, None], IMAGES], axis=1)
     for number in range(5):
         rows[10 * number : 10 * number + 10].tofile(ten / f"data_batch_{number + 1}.bin")
     rows[50:].tofile(ten / "test_batch.bin")
     (ten / "batches.meta.txt").write_text("\n".join(NAMES) + "\n\n")
     fine = np.array(FINE, dtype=np.uint8)[:, None]
-    rows = np.concatenate([fine // 5, fine, PICTURES], axis=1)
+    rows = np.concatenate([fine // 5, fine, IMAGES], axis=1)
     rows[:50].tofile(hundred / "train.bin")
     rows[50:].tofile(hundred / "test.bin")
     (hundred / "fine_label_names.txt").write_text("\n".join(HUNDRED))
@@ -87,14 +87,14 @@ def write_binary(root):
 
 
 def read(name, root, **settings):
-    return load(name, PicturesConfig(root=str(root), download=False, **settings), progress=False)
+    return load_dataset(name, ImagesConfig(root=str(root), download=False, **settings), progress=False)
 
 
 def check(data, labels, names):
     assert data.classes == tuple(names)
     train, test = (part.take(torch.arange(len(part))).numpy() for part in (data.train, data.test))
-    assert np.array_equal(train, PICTURES[:50].reshape(-1, 3, 32, 32))
-    assert np.array_equal(test, PICTURES[50:].reshape(-1, 3, 32, 32))
+    assert np.array_equal(train, IMAGES[:50].reshape(-1, 3, 32, 32))
+    assert np.array_equal(test, IMAGES[50:].reshape(-1, 3, 32, 32))
     assert data.train.labels.tolist() == labels[:50]
     assert data.test.labels.tolist() == labels[50:]
     assert data.train.labels.dtype == torch.int64
@@ -109,13 +109,13 @@ def test_python_layouts_in_every_protocol(tmp_path, dump):
     check(read("cifar10", tmp_path), LABELS, NAMES)
     check(read("cifar10", ten), LABELS, NAMES)
     check(read("cifar100", tmp_path), FINE, HUNDRED)
-    check(load(str(ten), progress=False), LABELS, NAMES)
-    check(load(str(hundred), progress=False), FINE, HUNDRED)
+    check(load_dataset(str(ten), progress=False), LABELS, NAMES)
+    check(load_dataset(str(hundred), progress=False), FINE, HUNDRED)
 
 
 def test_keys_as_bytes_labels_as_an_array_and_columns_first(tmp_path):
     folder = write_ten(tmp_path)
-    batch = {b"data": np.asfortranarray(PICTURES[:10]), b"labels": np.array(LABELS[:10])}
+    batch = {b"data": np.asfortranarray(IMAGES[:10]), b"labels": np.array(LABELS[:10])}
     (folder / "data_batch_1").write_bytes(pickle.dumps(batch))
     check(read("cifar10", tmp_path), LABELS, NAMES)
 
@@ -126,15 +126,15 @@ def test_binary_layouts(tmp_path):
         check(read("cifar10", place), LABELS, NAMES)
     for place in (tmp_path, hundred):
         check(read("cifar100", place), FINE, HUNDRED)
-    check(load(str(hundred), progress=False), FINE, HUNDRED)
+    check(load_dataset(str(hundred), progress=False), FINE, HUNDRED)
 
 
 def test_a_path_that_holds_one_published_folder(tmp_path):
     write_ten(tmp_path)
-    check(load(str(tmp_path), progress=False), LABELS, NAMES)
+    check(load_dataset(str(tmp_path), progress=False), LABELS, NAMES)
     (tmp_path / "holiday").mkdir()  # now the path could mean either
-    with pytest.raises(UserError, match="holds no picture"):
-        load(str(tmp_path), progress=False)
+    with pytest.raises(UserError, match="holds no image"):
+        load_dataset(str(tmp_path), progress=False)
 
 
 def test_limit_and_size(tmp_path):
@@ -167,14 +167,14 @@ def test_truncated_files(tmp_path):
 @pytest.mark.parametrize(
     ("batch", "reason"),
     [
-        ({"data": PICTURES[:10, :100], "labels": LABELS[:10]}, "3072 values"),
-        ({"data": PICTURES[:10].astype(np.int64), "labels": LABELS[:10]}, "uint8"),
-        ({"data": PICTURES[:10], "labels": LABELS[:9]}, "10 pictures and 9 labels"),
-        ({"data": PICTURES[:10], "labels": [10] * 10}, "outside 0 to 9"),
-        ({"data": PICTURES[:10], "labels": [-1] * 10}, "outside 0 to 9"),
-        ({"data": PICTURES[:10], "labels": ["1"] * 10}, "no list of labels"),
-        ({"data": PICTURES[:10]}, "no list of labels"),
-        ({"labels": LABELS[:10]}, "no uint8 pictures"),
+        ({"data": IMAGES[:10, :100], "labels": LABELS[:10]}, "3072 values"),
+        ({"data": IMAGES[:10].astype(np.int64), "labels": LABELS[:10]}, "uint8"),
+        ({"data": IMAGES[:10], "labels": LABELS[:9]}, "10 images and 9 labels"),
+        ({"data": IMAGES[:10], "labels": [10] * 10}, "outside 0 to 9"),
+        ({"data": IMAGES[:10], "labels": [-1] * 10}, "outside 0 to 9"),
+        ({"data": IMAGES[:10], "labels": ["1"] * 10}, "no list of labels"),
+        ({"data": IMAGES[:10]}, "no list of labels"),
+        ({"labels": LABELS[:10]}, "no uint8 images"),
         ([1, 2], "no dictionary"),
     ],
 )
@@ -233,8 +233,8 @@ RAW = {
     + b".",
     "a persistent reference": b"Psomewhere\n.",
     "an extension code": b"\x80\x02\x82\x01.",
-    "an array whose length is a lie": python2_pickle(PICTURES[:1]).replace(b"J\x00\x0c\0\0", b"J\x00\x0d\0\0"),
-    "a type that numpy would take for pointers": python2_pickle(PICTURES[:1]).replace(b"\x02\0\0\0u1", b"\x02\0\0\0O8"),
+    "an array whose length is a lie": python2_pickle(IMAGES[:1]).replace(b"J\x00\x0c\0\0", b"J\x00\x0d\0\0"),
+    "a type that numpy would take for pointers": python2_pickle(IMAGES[:1]).replace(b"\x02\0\0\0u1", b"\x02\0\0\0O8"),
     "state for the reader itself": b"cnumpy\ndtype\n}Vx\nK\1sb.",
     "slot state for the reader itself": b"cnumpy\ndtype\n(N}V_call\nK\1stb.",
     "a module that does not exist": b"cno_such_module\nthing\n.",

@@ -1,4 +1,4 @@
-"""The store, and the choice of pictures."""
+"""The store, and the choice of images."""
 
 import numpy as np
 import pytest
@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from psm.data import splits as choosing
-from psm.data import DataSet, Pictures
+from psm.data import ImageDataset, ImageStore
 
 
 @pytest.fixture(params=["memory", "mapped"])
@@ -16,27 +16,27 @@ def store(request, tmp_path):
     if request.param == "mapped":
         pixels.tofile(tmp_path / "pixels")
         mapped = np.memmap(tmp_path / "pixels", dtype=np.uint8, mode="r", shape=pixels.shape)
-        return Pictures(mapped, torch.arange(23)), pixels
-    return Pictures(pixels, torch.arange(23)), pixels
+        return ImageStore(mapped, torch.arange(23)), pixels
+    return ImageStore(pixels, torch.arange(23)), pixels
 
 
 def test_take_returns_the_rows_asked_for_in_their_order(store):
-    pictures, pixels = store
+    images, pixels = store
     indices = torch.tensor([22, 0, 7, 7, 3])
-    taken = pictures.take(indices)
+    taken = images.take(indices)
     assert taken.dtype == torch.uint8
     assert taken.is_contiguous()
     assert taken.shape == (5, 3, 6, 6)
     assert np.array_equal(taken.numpy(), pixels[[22, 0, 7, 7, 3]])
-    assert len(pictures) == 23
-    assert pictures.shape == (3, 6, 6)
+    assert len(images) == 23
+    assert images.shape == (3, 6, 6)
 
 
 def test_take_is_a_copy(store):
-    pictures, pixels = store
+    images, pixels = store
     before = pixels.copy()
-    pictures.take(torch.tensor([4])).zero_()
-    assert np.array_equal(pictures.take(torch.tensor([4])).numpy(), before[[4]])
+    images.take(torch.tensor([4])).zero_()
+    assert np.array_equal(images.take(torch.tensor([4])).numpy(), before[[4]])
 
 
 @pytest.mark.parametrize("index", [-1, 23])
@@ -50,15 +50,15 @@ def test_take_of_nothing_is_empty(store):
 
 
 def test_labels_must_match():
-    with pytest.raises(ValueError, match="2 labels for 3 pictures"):
-        Pictures(np.zeros((3, 3, 8, 8), dtype=np.uint8), torch.zeros(2, dtype=torch.int64))
+    with pytest.raises(ValueError, match="2 labels for 3 images"):
+        ImageStore(np.zeros((3, 3, 8, 8), dtype=np.uint8), torch.zeros(2, dtype=torch.int64))
 
 
-def test_data_set_says_its_size_and_whether_it_is_labelled():
+def test_data_set_says_its_size_and_whether_it_is_labeled():
     pixels = np.zeros((2, 3, 8, 8), dtype=np.uint8)
-    assert DataSet("x", Pictures(pixels), None, ()).labelled is False
-    labelled = DataSet("x", Pictures(pixels, torch.tensor([0, 1])), None, ("a", "b"))
-    assert (labelled.size, labelled.labelled, labelled.unreadable) == (8, True, ())
+    assert ImageDataset("x", ImageStore(pixels), None, ()).labeled is False
+    labeled = ImageDataset("x", ImageStore(pixels, torch.tensor([0, 1])), None, ("a", "b"))
+    assert (labeled.size, labeled.labeled, labeled.unreadable) == (8, True, ())
 
 
 @given(st.lists(st.integers(0, 4), min_size=2, max_size=80), st.integers(2, 90))
@@ -77,9 +77,9 @@ def test_a_smaller_limit_picks_a_subset(first, second):
     labels = np.arange(60) % 7
     small, large = (set(choosing.kept(labels, 60, limit)) for limit in sorted((first, second)))
     assert small <= large
-    unlabelled = [set(choosing.kept(None, 60, limit)) for limit in sorted((first, second))]
-    assert unlabelled[0] <= unlabelled[1]
-    assert len(unlabelled[0]) == min(first, second)
+    unlabeled = [set(choosing.kept(None, 60, limit)) for limit in sorted((first, second))]
+    assert unlabeled[0] <= unlabeled[1]
+    assert len(unlabeled[0]) == min(first, second)
 
 
 def test_a_limit_does_not_just_take_the_first():

@@ -1,4 +1,4 @@
-"""One file to one picture: formats, modes, orientation, odd sizes, and files that hold no picture."""
+"""One file to one image: formats, modes, orientation, odd sizes, and files that hold no image."""
 
 import struct
 import zlib
@@ -12,8 +12,8 @@ from psm.data import decode
 GRADIENT = np.linspace(0, 255, 40 * 24 * 3).reshape(40, 24, 3).astype(np.uint8)
 
 
-def colour(path, size=8):
-    """The picture's one colour, which must be the same everywhere."""
+def color(path, size=8):
+    """The image's one color, which must be the same everywhere."""
     pixels = decode.decode(path, size)
     assert pixels.shape == (3, size, size)
     assert pixels.dtype == np.uint8
@@ -26,7 +26,7 @@ def test_formats(tmp_path, ending):
     path = tmp_path / f"x.{ending}"
     assert path.suffix in decode.EXTENSIONS
     Image.new("RGB", (20, 30), (200, 100, 50)).save(path)
-    assert np.abs(np.array(colour(path)) - (200, 100, 50)).max() <= 4
+    assert np.abs(np.array(color(path)) - (200, 100, 50)).max() <= 4
 
 
 MODES = [
@@ -50,7 +50,7 @@ def test_modes(tmp_path, mode, value, expected):
     Image.new(mode, (12, 12), value).save(path)
     with Image.open(path) as saved:
         assert saved.mode == mode
-    assert np.abs(np.array(colour(path)) - expected).max() <= 1
+    assert np.abs(np.array(color(path)) - expected).max() <= 1
 
 
 def test_sixteen_bit_png_keeps_its_range(tmp_path):
@@ -73,16 +73,16 @@ def test_palette_with_transparency(tmp_path):
     image.putpalette([0, 0, 0, 10, 200, 30])
     image.save(tmp_path / "opaque.png")
     image.save(tmp_path / "clear.png", transparency=1)
-    assert colour(tmp_path / "opaque.png") == [10, 200, 30]
-    assert colour(tmp_path / "clear.png") == [255, 255, 255]
+    assert color(tmp_path / "opaque.png") == [10, 200, 30]
+    assert color(tmp_path / "clear.png") == [255, 255, 255]
 
 
-def test_transparent_colour_of_an_rgb_picture(tmp_path):
+def test_transparent_color_of_an_rgb_image(tmp_path):
     Image.new("RGB", (10, 10), (1, 2, 3)).save(tmp_path / "x.png", transparency=(1, 2, 3))
-    assert colour(tmp_path / "x.png") == [255, 255, 255]
+    assert color(tmp_path / "x.png") == [255, 255, 255]
 
 
-def test_hidden_colours_do_not_bleed_into_the_edge(tmp_path):
+def test_hidden_colors_do_not_bleed_into_the_edge(tmp_path):
     """White over alpha 0 and alpha 1: what the transparent half would show must not appear when resized."""
     pixels = np.zeros((64, 64, 4), dtype=np.uint8)
     pixels[:, :32] = (255, 255, 255, 255)
@@ -93,13 +93,13 @@ def test_hidden_colours_do_not_bleed_into_the_edge(tmp_path):
 def test_first_frame_of_an_animation(tmp_path):
     frames = [Image.new("RGB", (10, 10), value) for value in ((250, 0, 0), (0, 250, 0))]
     frames[0].save(tmp_path / "x.gif", save_all=True, append_images=frames[1:])
-    assert colour(tmp_path / "x.gif")[0] > 240
+    assert color(tmp_path / "x.gif")[0] > 240
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
 @pytest.mark.parametrize("ending", ["png", "tif"])
 def test_orientation_is_applied(tmp_path, orientation, ending):
-    """Against Pillow's own transposition of the whole picture before it is cut and resized."""
+    """Against Pillow's own transposition of the whole image before it is cut and resized."""
     path = tmp_path / f"x.{ending}"
     exif = Image.Exif()
     exif[0x0112] = orientation
@@ -135,10 +135,10 @@ def test_fit_against_resizing_the_whole_and_cropping(width, height):
     assert np.abs(np.asarray(decode.fitted(image, 16)).astype(int) - expected).max() <= 1
 
 
-def test_a_long_thin_picture_needs_little_memory(tmp_path):
+def test_a_long_thin_image_needs_little_memory(tmp_path):
     """Resized as a whole it would have 256 x 12,800,000 pixels."""
     Image.new("L", (50_000, 1), 9).save(tmp_path / "x.png")
-    assert colour(tmp_path / "x.png", size=256) == [9, 9, 9]
+    assert color(tmp_path / "x.png", size=256) == [9, 9, 9]
 
 
 def test_jpeg_draft_stays_close_to_the_full_decode(tmp_path):
@@ -161,17 +161,17 @@ def png_claiming(width, height):
     return b"\x89PNG\r\n\x1a\n" + header + chunk(b"IDAT", zlib.compress(b"\0" * 100)) + chunk(b"IEND", b"")
 
 
-def test_files_that_hold_no_picture(tmp_path, recwarn):
+def test_files_that_hold_no_image(tmp_path, recwarn):
     Image.fromarray(GRADIENT).save(tmp_path / "whole.jpg")
     Image.fromarray(GRADIENT).save(tmp_path / "whole.png")
     bad = {
         "empty.jpg": (b"", "empty"),
-        "text.jpg": (b"hello, not a picture", "not a picture"),
+        "text.jpg": (b"hello, not an image", "not an image"),
         "cut.jpg": ((tmp_path / "whole.jpg").read_bytes()[:-400], "[Tt]runcated"),
         "cut.png": ((tmp_path / "whole.png").read_bytes()[:-400], "."),
         "bomb.png": (png_claiming(30_000, 30_000), "pixels"),
         "large.png": (png_claiming(11_000, 10_000), "11000 x 10000 pixels"),
-        "page.jpg": (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "not a picture"),
+        "page.jpg": (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "not an image"),
     }
     with decode.quietly():
         for name, (content, reason) in bad.items():

@@ -11,9 +11,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import numpy as np
 import pytest
 
-from psm.config.schema import PicturesConfig
-from psm.data import registry as catalogue
-from psm.data import download, load
+from psm.config.schema import ImagesConfig
+from psm.data import registry as catalog
+from psm.data import download, load_dataset
 from psm.data.registry import Archive
 from psm.utils.errors import UserError
 
@@ -164,9 +164,9 @@ def test_offline_says_where_from_and_where_to(tmp_path, monkeypatch):
 
 def test_without_download_it_says_where_to_put_the_files(tmp_path):
     for name in ("cifar10", "cifar100", "tiny-imagenet"):
-        with pytest.raises(UserError, match=r"pictures.download is off; put http") as caught:
-            load(name, PicturesConfig(root=str(tmp_path / "data"), download=False), progress=False)
-        assert str(tmp_path / "data" / catalogue.ARCHIVES[name].folder) in str(caught.value)
+        with pytest.raises(UserError, match=r"images.download is off; put http") as caught:
+            load_dataset(name, ImagesConfig(root=str(tmp_path / "data"), download=False), progress=False)
+        assert str(tmp_path / "data" / catalog.ARCHIVES[name].folder) in str(caught.value)
     assert not (tmp_path / "data").exists()
 
 
@@ -258,19 +258,19 @@ def test_archives_that_are_refused_leave_nothing(tmp_path, content):
 
 def test_a_place_that_cannot_be_written(tmp_path):
     (tmp_path / "file").write_text("in the way")
-    with pytest.raises(UserError, match=r"set pictures\.root"):
+    with pytest.raises(UserError, match=r"set images\.root"):
         download.install(
             Archive("http://nowhere.invalid/x.zip", MD5, "set"), tmp_path / "file" / "data", progress=False
         )
 
 
 def test_a_named_set_is_fetched_when_missing(server, tmp_path, monkeypatch):
-    """From the name to the pictures, over the network."""
+    """From the name to the images, over the network."""
     names = [f"data_batch_{number}.bin" for number in range(1, 6)] + ["test_batch.bin"]
     members = {f"cifar-10-batches-bin/{name}": bytes(3073) * 2 for name in names}
     members["cifar-10-batches-bin/batches.meta.txt"] = "\n".join("abcdefghij").encode()
     server.content = tar(members)
     checksum = "md5:" + hashlib.md5(server.content).hexdigest()
-    monkeypatch.setitem(catalogue.ARCHIVES, "cifar10", Archive(server.url, checksum, "cifar-10-batches-bin"))
-    data = load("cifar10", PicturesConfig(root=str(tmp_path / "data")), progress=False)
+    monkeypatch.setitem(catalog.ARCHIVES, "cifar10", Archive(server.url, checksum, "cifar-10-batches-bin"))
+    data = load_dataset("cifar10", ImagesConfig(root=str(tmp_path / "data")), progress=False)
     assert (len(data.train), len(data.test)) == (10, 2)

@@ -1,30 +1,30 @@
-"""Names, paths, settings, and the catalogue."""
+"""Names, paths, settings, and the catalog."""
 
 import subprocess
 import sys
 
 import pytest
 
-from psm.config.schema import PicturesConfig
-from psm.data import load
+from psm.config.schema import ImagesConfig
+from psm.data import load_dataset
 from psm.data.registry import ARCHIVES, NAMES, published
 from psm.utils.errors import UserError
 
 
 def test_an_unknown_name_suggests_the_nearest():
     with pytest.raises(UserError, match=r"shapes, cifar10, cifar100, tiny-imagenet.*did you mean 'cifar10'\?"):
-        load("cifr10")
+        load_dataset("cifr10")
     with pytest.raises(UserError, match=r"did you mean 'tiny-imagenet'\?"):
-        load("TinyImageNet")
+        load_dataset("TinyImageNet")
     with pytest.raises(UserError) as caught:
-        load("/no/such/folder")
+        load_dataset("/no/such/folder")
     assert "Did you mean" not in str(caught.value)
 
 
 def test_a_file_is_not_a_folder(tmp_path):
     (tmp_path / "x.jpg").write_bytes(b"x")
     with pytest.raises(UserError, match="is a file"):
-        load(str(tmp_path / "x.jpg"))
+        load_dataset(str(tmp_path / "x.jpg"))
 
 
 @pytest.mark.parametrize(
@@ -46,18 +46,18 @@ def test_a_file_is_not_a_folder(tmp_path):
     ],
 )
 def test_settings_that_mean_nothing(key, value):
-    with pytest.raises(UserError, match=rf"pictures\.{key}={value} .* must be"):
-        load("shapes", PicturesConfig(**{key: value}))
+    with pytest.raises(UserError, match=rf"images\.{key}={value} .* must be"):
+        load_dataset("shapes", ImagesConfig(**{key: value}))
 
 
-def test_the_catalogue_lists_every_name():
+def test_the_catalog_lists_every_name():
     rows = published()
     assert tuple(row.name for row in rows) == NAMES
     assert {row.name: row.url for row in rows if row.url} == {name: archive.url for name, archive in ARCHIVES.items()}
-    shapes = load("shapes", progress=False)
+    shapes = load_dataset("shapes", progress=False)
     assert rows[0][:4] == ("shapes", len(shapes.train) + len(shapes.test), len(shapes.classes), shapes.size)
 
 
-def test_the_catalogue_needs_neither_torch_nor_numpy():
-    code = "import sys, psm.data.catalogue; print({'torch', 'numpy', 'PIL', 'rich'} & set(sys.modules))"
+def test_the_catalog_needs_neither_torch_nor_numpy():
+    code = "import sys, psm.data.registry; print({'torch', 'numpy', 'PIL', 'rich'} & set(sys.modules))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "set()"

@@ -1,4 +1,4 @@
-"""Folders of pictures: layouts, labels, sizes, unreadable files, and odd file systems."""
+"""Folders of images: layouts, labels, sizes, unreadable files, and odd file systems."""
 
 import os
 
@@ -7,8 +7,8 @@ import pytest
 import torch
 from PIL import Image
 
-from psm.config.schema import PicturesConfig
-from psm.data import load
+from psm.config.schema import ImagesConfig
+from psm.data import load_dataset
 from psm.utils.errors import UserError
 
 
@@ -17,21 +17,21 @@ def paint(path, value=0, size=(32, 32)):
     Image.new("RGB", size, (value, value, value)).save(path)
 
 
-def values(pictures):
-    """One grey value a picture, which tells the tests which file it is."""
-    return pictures.take(torch.arange(len(pictures)))[:, 0, 0, 0].tolist()
+def values(images):
+    """One gray value an image, which tells the tests which file it is."""
+    return images.take(torch.arange(len(images)))[:, 0, 0, 0].tolist()
 
 
 def read(root, **settings):
-    return load(str(root), PicturesConfig(**settings), progress=False)
+    return load_dataset(str(root), ImagesConfig(**settings), progress=False)
 
 
-def test_a_flat_folder_is_unlabelled_and_trains_whole(tmp_path):
+def test_a_flat_folder_is_unlabeled_and_trains_whole(tmp_path):
     for number in (3, 1, 2):
         paint(tmp_path / f"{number}.png", number)
     data = read(tmp_path)
     assert values(data.train) == [1, 2, 3]
-    assert (data.test, data.classes, data.labelled, data.train.labels) == (None, (), False, None)
+    assert (data.test, data.classes, data.labeled, data.train.labels) == (None, (), False, None)
     assert data.name == tmp_path.name
 
 
@@ -58,7 +58,7 @@ def test_splits(tmp_path, name):
     assert (values(data.test), data.test.labels.tolist()) == ([20, 21], [0, 1])
 
 
-def test_an_unlabelled_test_folder_is_passed_over_for_a_labelled_val(tmp_path):
+def test_an_unlabeled_test_folder_is_passed_over_for_a_labeled_val(tmp_path):
     for label, kind in enumerate(("a", "b")):
         paint(tmp_path / "train" / kind / "x.png", 10 + label)
         paint(tmp_path / "val" / kind / "x.png", 20 + label)
@@ -73,7 +73,7 @@ def test_a_test_split_with_one_of_the_classes_keeps_their_numbers(tmp_path):
     assert read(tmp_path).test.labels.tolist() == [1]
 
 
-def test_unlabelled_splits_train_on_train_alone(tmp_path):
+def test_unlabeled_splits_train_on_train_alone(tmp_path):
     paint(tmp_path / "train" / "x.png", 1)
     paint(tmp_path / "test" / "x.png", 2)
     data = read(tmp_path)
@@ -98,7 +98,7 @@ def test_label_rules(tmp_path):
     assert len(read(tmp_path, labels="none").train) == 6
     paint(tmp_path / "loose.png")
     assert read(tmp_path).classes == ()
-    with pytest.raises(UserError, match="labels=subfolder needs every picture"):
+    with pytest.raises(UserError, match="labels=subfolder needs every image"):
         read(tmp_path, labels="subfolder")
 
 
@@ -109,14 +109,14 @@ def test_one_class_folder_counts_only_when_forced(tmp_path):
     assert read(tmp_path, labels="subfolder").classes == ("only",)
 
 
-def test_a_folder_for_every_picture_is_no_class(tmp_path):
+def test_a_folder_for_every_image_is_no_class(tmp_path):
     for number in range(4):
         paint(tmp_path / f"album {number}" / "x.png", number)
     data = read(tmp_path)
     assert (values(data.train), data.test, data.classes) == ([0, 1, 2, 3], None, ())
 
 
-def test_forced_labels_need_a_labelled_test_folder(tmp_path):
+def test_forced_labels_need_a_labeled_test_folder(tmp_path):
     paint(tmp_path / "train" / "a" / "x.png")
     paint(tmp_path / "test" / "x.png")
     with pytest.raises(UserError, match="in class folders"):
@@ -135,14 +135,14 @@ def test_other_files_are_ignored(tmp_path):
     paint(tmp_path / "x.png", 5)
     paint(tmp_path / ".thumbnails" / "x.png")
     for name in ("._x.png", ".DS_Store", "readme.txt", "Thumbs.db"):
-        (tmp_path / name).write_bytes(b"no picture")
+        (tmp_path / name).write_bytes(b"no image")
     data = read(tmp_path)
     assert (values(data.train), data.unreadable) == ([5], ())
 
 
-def test_no_pictures(tmp_path):
+def test_no_images(tmp_path):
     (tmp_path / "readme.txt").write_text("nothing here")
-    with pytest.raises(UserError, match="holds no picture"):
+    with pytest.raises(UserError, match="holds no image"):
         read(tmp_path)
 
 
@@ -153,11 +153,11 @@ def test_unreadable_files_are_listed_and_skipped(tmp_path):
     (tmp_path / "a" / "0.png").write_bytes(b"")
     (tmp_path / "b" / "9.png").write_text("hello")
     data = read(tmp_path)
-    assert dict(data.unreadable) == {"a/0.png": "the file is empty", "b/9.png": "not a picture of a known format"}
+    assert dict(data.unreadable) == {"a/0.png": "the file is empty", "b/9.png": "not an image of a known format"}
     assert sorted(values(data.train) + values(data.test)) == [*range(1, 10), *range(100, 109)]
     for part in (data.train, data.test):
         assert part.labels.tolist() == [int(value >= 100) for value in values(part)]
-    with pytest.raises(UserError, match=r"2 of 20 pictures.*a/0.png.*empty.*pictures.max_unreadable"):
+    with pytest.raises(UserError, match=r"2 of 20 images.*a/0.png.*empty.*images.max_unreadable"):
         read(tmp_path, max_unreadable=0.05)
 
 
@@ -171,7 +171,7 @@ def test_nothing_readable_is_refused_whatever_is_allowed(tmp_path):
     ("sides", "expected"),
     [([(32, 40)], 32), ([(64, 64)], 64), ([(10, 10)], 32), ([(3000, 500)], 224), ([(99, 70)], 64)],
 )
-def test_size_follows_the_pictures(tmp_path, sides, expected):
+def test_size_follows_the_images(tmp_path, sides, expected):
     for number, size in enumerate(sides):
         paint(tmp_path / f"{number}.png", size=size)
     assert read(tmp_path).size == expected
@@ -228,7 +228,7 @@ def test_many_files_keep_their_order(tmp_path):
     """More than one window of work, decoded by several threads."""
     generator = np.random.default_rng(0)
     pixels = generator.integers(0, 256, (1100, 8, 8, 3), dtype=np.uint8)
-    for number, picture in enumerate(pixels):
-        Image.fromarray(picture).save(tmp_path / f"{number:04}.bmp")
+    for number, image in enumerate(pixels):
+        Image.fromarray(image).save(tmp_path / f"{number:04}.bmp")
     data = read(tmp_path, size=8)
     assert np.array_equal(data.train.take(torch.arange(1100)).numpy(), pixels.transpose(0, 3, 1, 2))

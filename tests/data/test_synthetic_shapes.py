@@ -7,18 +7,18 @@ import pytest
 import torch
 from torch import nn
 
-from psm.config.schema import PicturesConfig
+from psm.config.schema import ImagesConfig
 from psm.data import synthetic_shapes as shapes
-from psm.data import load
+from psm.data import load_dataset
 
 
 @pytest.fixture(scope="module")
 def whole():
-    return load("shapes", progress=False)
+    return load_dataset("shapes", progress=False)
 
 
-def all_of(pictures):
-    return pictures.take(torch.arange(len(pictures)))
+def all_of(images):
+    return images.take(torch.arange(len(images)))
 
 
 def test_counts_classes_and_balance(whole):
@@ -28,14 +28,14 @@ def test_counts_classes_and_balance(whole):
     assert torch.bincount(whole.test.labels).tolist() == [200] * 10
 
 
-def test_every_picture_is_one_of_a_kind(whole):
+def test_every_image_is_one_of_a_kind(whole):
     rows = np.concatenate([all_of(whole.train).flatten(1).numpy(), all_of(whole.test).flatten(1).numpy()])
     assert len(np.unique(rows, axis=0)) == 7000
 
 
-def test_a_limit_gives_the_first_pictures_and_may_exceed_the_default(whole):
-    fewer = load("shapes", PicturesConfig(limit=333), progress=False)
-    more = load("shapes", PicturesConfig(limit=5300), progress=False)
+def test_a_limit_gives_the_first_images_and_may_exceed_the_default(whole):
+    fewer = load_dataset("shapes", ImagesConfig(limit=333), progress=False)
+    more = load_dataset("shapes", ImagesConfig(limit=5300), progress=False)
     assert (len(fewer.train), len(fewer.test), len(more.train)) == (333, 2000, 5300)
     assert torch.equal(all_of(fewer.train), all_of(whole.train)[:333])
     assert torch.equal(all_of(more.train)[:5000], all_of(whole.train))
@@ -43,7 +43,7 @@ def test_a_limit_gives_the_first_pictures_and_may_exceed_the_default(whole):
 
 
 def test_other_sizes_show_the_same_shapes():
-    """At twice the size, and averaged back, the pictures are the same up to noise and anti-aliasing."""
+    """At twice the size, and averaged back, the images are the same up to noise and anti-aliasing."""
     small = shapes.block("train", 0, 32).astype(float)
     large = shapes.block("train", 0, 64).astype(float)
     back = large.reshape(-1, 3, 32, 2, 32, 2).mean(axis=(3, 5))
@@ -76,7 +76,7 @@ def test_polygon_distance_against_a_dense_outline():
 
 
 def test_shape_and_background_differ_in_luminance():
-    shape, background, _ = shapes._colours(np.random.default_rng(3), 4000)
+    shape, background, _ = shapes._colors(np.random.default_rng(3), 4000)
     weights = np.array([0.299, 0.587, 0.114])
     difference = shape @ weights - background @ weights
     assert np.abs(difference).min() > 0.399
@@ -84,7 +84,7 @@ def test_shape_and_background_differ_in_luminance():
     assert 0 <= min(shape.min(), background.min()) <= max(shape.max(), background.max()) <= 1
 
 
-def test_neighbours_in_pixels_do_not_solve_it(whole):
+def test_neighbors_in_pixels_do_not_solve_it(whole):
     train, test = (all_of(part).flatten(1).float() for part in (whole.train, whole.test))
     nearest = torch.cdist(test, train).topk(5, largest=False).indices
     votes = nn.functional.one_hot(whole.train.labels[nearest], 10).sum(dim=1)
@@ -108,10 +108,10 @@ def test_a_small_network_solves_it(whole):
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=8 * 40)
     for _ in range(8):
         for indices in torch.randperm(5000).split(125):
-            pictures = whole.train.take(indices).float() / 255
+            images = whole.train.take(indices).float() / 255
             shift = torch.randint(-3, 4, (2,)).tolist()
-            pictures = pictures.roll(shift, (2, 3)) if torch.rand(()) < 0.5 else pictures.flip(-1).roll(shift, (2, 3))
-            loss = nn.functional.cross_entropy(network(pictures), whole.train.labels[indices])
+            images = images.roll(shift, (2, 3)) if torch.rand(()) < 0.5 else images.flip(-1).roll(shift, (2, 3))
+            loss = nn.functional.cross_entropy(network(images), whole.train.labels[indices])
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()

@@ -4,8 +4,8 @@ import pytest
 import torch
 from PIL import Image
 
-from psm.config.schema import PicturesConfig
-from psm.data import load
+from psm.config.schema import ImagesConfig
+from psm.data import load_dataset
 from psm.utils.errors import UserError
 
 WNIDS = ("n01", "n02", "n03")
@@ -13,7 +13,7 @@ WNIDS = ("n01", "n02", "n03")
 
 @pytest.fixture
 def root(tmp_path):
-    """Three classes of 20 training pictures, each with its own grey value, and two val pictures a class."""
+    """Three classes of 20 training images, each with its own gray value, and two val images a class."""
     place = tmp_path / "tiny-imagenet-200"
     rows = []
     for label, wnid in enumerate(WNIDS):
@@ -35,11 +35,11 @@ def root(tmp_path):
 
 
 def read(root, **settings):
-    return load("tiny-imagenet", PicturesConfig(root=str(root), download=False, **settings), progress=False)
+    return load_dataset("tiny-imagenet", ImagesConfig(root=str(root), download=False, **settings), progress=False)
 
 
-def values(pictures):
-    return pictures.take(torch.arange(len(pictures)))[:, 0, 30, 30].tolist()
+def values(images):
+    return images.take(torch.arange(len(images)))[:, 0, 30, 30].tolist()
 
 
 def test_the_paper_split_takes_a_tenth_of_every_class(root):
@@ -62,7 +62,7 @@ def test_the_official_split_reads_the_annotations(root):
 
 def test_the_folder_itself_as_root_and_as_a_path(root):
     place = root / "tiny-imagenet-200"
-    for data in (read(place), load(str(place), progress=False), load(str(root), progress=False)):
+    for data in (read(place), load_dataset(str(place), progress=False), load_dataset(str(root), progress=False)):
         assert (data.name, data.classes[0], len(data.train)) == ("tiny-imagenet", "koala", 54)
 
 

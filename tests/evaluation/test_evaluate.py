@@ -11,7 +11,7 @@ from torch import nn
 
 import psm
 from psm.config.schema import KnnConfig, LinearConfig, ViewsConfig
-from psm.data import DataSet, Pictures
+from psm.data import ImageDataset, ImageStore
 from psm.evaluation.features import extract, frozen
 from psm.evaluation.scores import accuracy, knn, linear
 from psm.utils.errors import UserError
@@ -22,8 +22,8 @@ from psm.views.transform import Views
 def clusters(count=60, width=5, classes=3, seed=0):
     random = torch.Generator().manual_seed(seed)
     labels = torch.arange(count) % classes
-    centres = torch.eye(width)[:classes] * 4
-    return centres[labels] + torch.randn(count, width, generator=random), labels
+    centers = torch.eye(width)[:classes] * 4
+    return centers[labels] + torch.randn(count, width, generator=random), labels
 
 
 def slow_knn(train, train_labels, test, test_labels, classes, k, temperature):
@@ -65,7 +65,7 @@ def test_linear_learns_what_is_linear_and_nothing_else():
     test, test_labels = clusters(count=90, seed=1)
     settings = LinearConfig(epochs=20, batch_size=32)
     assert linear(lambda epoch: train, labels, test, test_labels, 3, settings).top1 > 90
-    # The scale and the offset of features do not matter, since they are standardised.
+    # The scale and the offset of features do not matter, since they are standardized.
     moved = linear(lambda epoch: train * 1e3 + 7, labels, test * 1e3 + 7, test_labels, 3, settings)
     assert moved.top1 > 90
     shuffled = labels[torch.randperm(300, generator=torch.Generator().manual_seed(0))]
@@ -90,13 +90,13 @@ def test_extract_leaves_modes_and_buffers_alone():
     encoder[1].eval()
     encoder[3].train()
     before = {k: v.clone() for k, v in encoder.state_dict().items()}
-    pictures = Pictures(torch.randint(0, 255, (10, 3, 8, 8), dtype=torch.uint8))
+    images = ImageStore(torch.randint(0, 255, (10, 3, 8, 8), dtype=torch.uint8))
     views = Views(ViewsConfig(), 8, (0.5,) * 3, (0.2,) * 3)
-    features = extract(encoder, pictures, views, batch_size=4)
+    features = extract(encoder, images, views, batch_size=4)
     assert [m.training for m in (encoder[1], encoder[3])] == [False, True]
     assert all(torch.equal(v, before[k]) for k, v in encoder.state_dict().items())
     with frozen(encoder), torch.no_grad():
-        whole = encoder(views.plain(pictures.take(torch.arange(10))))
+        whole = encoder(views.plain(images.take(torch.arange(10))))
     assert torch.allclose(features, whole, atol=1e-5)
 
 
@@ -132,13 +132,13 @@ def test_evaluate_a_run(run, tmp_path, monkeypatch):
         protocol = line["protocol"]
         assert {
             "data",
-            "train_pictures",
-            "test_pictures",
+            "train_images",
+            "test_images",
             "epoch",
             "seed",
             "stem",
             "which",
-            "pictures",
+            "images",
         } <= protocol.keys()
         assert (
             {"k", "temperature"} <= protocol.keys() if line["score"] == "knn" else {"epochs", "lr"} <= protocol.keys()
@@ -157,8 +157,8 @@ def test_a_run_its_checkpoint_and_its_encoder_score_the_same(run, tmp_path):
 def test_augmented_linear_sees_other_features(run, tmp_path, monkeypatch):
     seen = []
 
-    def spy(encoder, pictures, prepare, **more):
-        seen.append(extract(encoder, pictures, prepare, **more))
+    def spy(encoder, images, prepare, **more):
+        seen.append(extract(encoder, images, prepare, **more))
         return seen[-1]
 
     monkeypatch.setattr("psm.evaluation.evaluate.extract", spy)
@@ -183,7 +183,7 @@ def test_refusals(run, tmp_path):
     save_file({"a": torch.zeros(1)}, tmp_path / "other.safetensors")
     with pytest.raises(UserError, match="how to load"):
         psm.evaluate(tmp_path / "other.safetensors")
-    blind = DataSet("blind", Pictures(np.zeros((8, 3, 16, 16), np.uint8)), None, ())
+    blind = ImageDataset("blind", ImageStore(np.zeros((8, 3, 16, 16), np.uint8)), None, ())
     with pytest.raises(UserError, match="no labels"):
         psm.evaluate(run, data=blind)
     with pytest.raises(UserError, match=r"knn\.k=0"):

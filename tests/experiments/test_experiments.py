@@ -10,18 +10,18 @@ from torch.nn.functional import normalize
 
 import psm
 from psm.config import merge as settings
-from psm.config.schema import EvaluateConfig, PicturesConfig, PretrainConfig
-from psm.data import DataSet, Pictures, load
+from psm.config.schema import EvaluateConfig, ImagesConfig, PretrainConfig
+from psm.data import ImageDataset, ImageStore, load_dataset
 from psm.evaluation.gradient_ranks import by_rank, gradient_ranks, negative_gradients
 from psm.experiments.aggregate import Cell, headline, rank_correlation, read_answers
-from psm.experiments.catalogue import EXPERIMENTS, Configuration, Experiment
+from psm.experiments.catalog import EXPERIMENTS, Configuration, Experiment
 from psm.experiments.plan import data_name, make_plan, read_request, resolved
 from psm.experiments.presets import PRESETS
 from psm.experiments.report import write_report
 from psm.experiments.results import Study, add_places, collect, has_gradients, read_table, write_record
 from psm.methods.build import composition_of
 from psm.methods.registry import METHODS
-from psm.mining.memory_bank import Bank
+from psm.mining.memory_bank import MemoryBank
 from psm.mining.purity import purity, settled
 from psm.utils.errors import UserError
 
@@ -45,8 +45,9 @@ def test_the_paper_preset_has_the_papers_settings():
         full = resolved(run.settings)
         expected = {
             "encoder": "resnet18", "batch_size": 256, "epochs": 200, "bank.size": 16384, "loss.temperature": 0.5,
-            "optim.lr": 0.1, "optim.warmup_lr": 1e-4, "optim.warmup": 0.1, "optim.momentum": 0.9, "heads.hidden": 512,
-            "heads.out": 128, "topology.momentum": 0.99, "optim.weight_decay": None, "pictures.limit": None,
+            "optim.lr": 0.1, "optim.warmup_lr": 1e-4, "optim.warmup": 0.1, "optim.momentum": 0.9,
+            "heads.hidden_dim": 512, "heads.out_dim": 128, "topology.momentum": 0.99, "optim.weight_decay": None,
+            "images.limit": None,
         }  # fmt: skip
         assert {key: full[key] for key in expected} == expected
         assert run.evaluation["linear.epochs"] == 100
@@ -55,7 +56,7 @@ def test_the_paper_preset_has_the_papers_settings():
     assert (full["positives.k"], full["negatives.a"], full["loss.hard"], full["loss.soft"]) == (5, 0.5, 1.0, 1.0)
 
 
-def test_the_catalogue_is_the_papers():
+def test_the_catalog_is_the_papers():
     tables = {name: [row.title for row in EXPERIMENTS[name].configurations] for name in EXPERIMENTS}
     assert {row.settings["method"] for row in EXPERIMENTS["table1"].configurations} == set(METHODS)
     assert len(tables["table2"]) == 4
@@ -103,14 +104,14 @@ def test_a_run_is_known_by_every_setting_that_matters():
     different = [
         ("epochs", 2), ("batch_size", 16), ("encoder", "resnet18"), ("optim.lr", 0.2), ("bank.size", 32),
         ("data", ["cifar10"]),
-        ("pictures.limit", 96), ("views.blur", 0.5), ("loss.temperature", 0.2), ("heads.out", 8), ("seeds", [1]),
-        ("precision", "bf16-mixed"), ("channels_last", False), ("negatives.a", 0.7), ("pictures.split", "official"),
+        ("images.limit", 96), ("views.blur", 0.5), ("loss.temperature", 0.2), ("heads.out_dim", 8), ("seeds", [1]),
+        ("precision", "bf16-mixed"), ("channels_last", False), ("negatives.a", 0.7), ("images.split", "official"),
         ("trainer.deterministic", True), ("topology.momentum", 0.9), ("optim.clip", 1.0), ("stem", "imagenet"),
     ]  # fmt: skip
     names = [name(**{key: value}) for key, value in different]
     assert len({plain, *names}) == len(different) + 1
     for key, value in (
-        ("pictures.root", "elsewhere"), ("progress", False), ("jobs", 2), ("accelerator", "cpu"), ("out", "other"),
+        ("images.root", "elsewhere"), ("progress", False), ("jobs", 2), ("accelerator", "cpu"), ("out", "other"),
         ("linear.epochs", 3),
     ):  # fmt: skip
         assert name(**{key: value}) == plain
@@ -140,15 +141,15 @@ def test_a_folder_is_named_without_where_it_lies(tmp_path):
 
 def slow_purity(bank, keys, ids, labels, own):
     shares = {"purity_top1": [], "purity_top5": [], "hit_top5": []}
-    for key, picture in zip(keys, ids.tolist(), strict=True):
+    for key, image in zip(keys, ids.tolist(), strict=True):
         rows = [
             (torch.dot(normalize(key, dim=0), bank.rows[place]).item(), int(bank.ids[place]))
             for place in range(int(bank.fill))
-            if own or int(bank.ids[place]) != picture
+            if own or int(bank.ids[place]) != image
         ]
         if len(rows) < 5:
             continue
-        best = [labels[other] == labels[picture] for _, other in sorted(rows, reverse=True)[:5]]
+        best = [labels[other] == labels[image] for _, other in sorted(rows, reverse=True)[:5]]
         shares["purity_top1"].append(float(best[0]))
         shares["purity_top5"].append(statistics.fmean(map(float, best)))
         shares["hit_top5"].append(float(any(best)))
@@ -160,7 +161,7 @@ def slow_purity(bank, keys, ids, labels, own):
 def test_purity_against_loops(pushed, own):
     draws = torch.Generator().manual_seed(pushed)
     labels = torch.randint(0, 3, (30,), generator=draws)
-    bank = Bank(30, 4)
+    bank = MemoryBank(30, 4)
     bank.push(torch.randn(pushed, 4, generator=draws), torch.randint(0, 30, (pushed,), generator=draws))
     keys, ids = torch.randn(12, 4, generator=draws), torch.arange(12)
     found = settled({name: value.item() for name, value in purity(bank, keys, ids, labels, own).items()})
@@ -199,9 +200,9 @@ def test_purity_is_refused_without_a_bank_or_labels(tmp_path, small):
     small["monitor"]["purity"] = True
     with pytest.raises(UserError, match="method=simclr as set has none"):
         psm.pretrain(tmp_path / "a", method="simclr", **small)
-    pictures = Pictures(torch.zeros(40, 3, 16, 16, dtype=torch.uint8))
+    images = ImageStore(torch.zeros(40, 3, 16, 16, dtype=torch.uint8))
     with pytest.raises(UserError, match="has none: leave it at false"):
-        psm.pretrain(tmp_path / "a", **small | {"data": DataSet("blind", pictures, None, ())})
+        psm.pretrain(tmp_path / "a", **small | {"data": ImageDataset("blind", images, None, ())})
     with pytest.raises(UserError, match=r"bank\.size=5 or more"):
         psm.pretrain(tmp_path / "a", **small | {"bank": {"size": 4}})
     assert not (tmp_path / "a").exists()
@@ -211,9 +212,9 @@ def test_purity_is_refused_without_a_bank_or_labels(tmp_path, small):
 
 
 def test_gradients_against_autograd():
-    """Of InfoNCE and of eq. 2, with respect to a query that autograd normalises itself."""
+    """Of InfoNCE and of eq. 2, with respect to a query that autograd normalizes itself."""
     draws = torch.Generator().manual_seed(1)
-    bank = Bank(9, 5).double()
+    bank = MemoryBank(9, 5).double()
     bank.push(torch.randn(7, 5, generator=draws, dtype=torch.double), torch.arange(7))
     query, key = (normalize(torch.randn(3, 5, generator=draws, dtype=torch.double), dim=1) for _ in range(2))
     temperature, ranks = 0.5, 6
@@ -248,7 +249,7 @@ def test_gradients_against_autograd():
 
 def test_gradients_by_rank_against_loops():
     draws = torch.Generator().manual_seed(2)
-    bank = Bank(12, 4)
+    bank = MemoryBank(12, 4)
     bank.push(torch.randn(12, 4, generator=draws), torch.arange(12) % 6)
     query, key = (normalize(torch.randn(5, 4, generator=draws), dim=1) for _ in range(2))
     labels, ids = torch.tensor([0, 1, 0, 1, 0, 1]), torch.arange(5)
@@ -261,14 +262,14 @@ def test_gradients_by_rank_against_loops():
         lengths = [(slope[rank.rank - 1] * turn[rank.rank - 1]).item() for slope, turn in pairs]
         assert rank.binary_length_mean == pytest.approx(statistics.fmean(lengths), rel=1e-5)
         assert rank.binary_length_variance == pytest.approx(statistics.pvariance(lengths), rel=1e-4, abs=1e-12)
-        pictures = [row[rank.rank - 1].item() for row in found.ids]
-        same = [labels[picture] == labels[query] for query, picture in enumerate(pictures)]
+        images = [row[rank.rank - 1].item() for row in found.ids]
+        same = [labels[image] == labels[query] for query, image in enumerate(images)]
         assert rank.same_class == pytest.approx(sum(map(int, same)) / 5)
-        assert rank.own_picture == 0  # a query may not meet its own picture here
+        assert rank.own_image == 0  # a query may not meet its own image here
 
 
 def test_gradients_of_a_run(moco):
-    data = load("shapes", PicturesConfig(limit=100, size=16), progress=False)
+    data = load_dataset("shapes", ImagesConfig(limit=100, size=16), progress=False)
     ranks = gradient_ranks(moco.out / "checkpoints" / "last.ckpt", data, queries=20, ranks=200)
     assert [rank["rank"] for rank in ranks] == list(range(1, 51))  # the bank holds no more
     similarity = [rank["similarity"] for rank in ranks]
@@ -294,7 +295,7 @@ def record_of(run, linear, knn, **more):
     """A record as a worker writes it, with scores of our choosing."""
     scores = [{"of": run.method, "score": "linear", "top1": linear, "top5": linear + 30}]
     scores += [{"of": run.method, "score": "knn", "top1": knn, "top5": knn + 30}]
-    facts = {"epochs": 1, "batch_size": 32, "encoder": "tiny", "pictures": 128, "test_pictures": 2000, "classes": 10}
+    facts = {"epochs": 1, "batch_size": 32, "encoder": "tiny", "images": 128, "test_images": 2000, "classes": 10}
     machine = {"psm": "0", "torch": "2", "threads": 1, "hardware": "a machine", "commit": "abc", "seconds": 60.0}
     about = {name: getattr(run, name) for name in ("run", "evaluated", "title", "method", "data", "seed")}
     kept = {"evaluation": dict(run.evaluation), "config": resolved(run.settings), "curves": [], "date": "2024-01-01"}
@@ -403,7 +404,7 @@ def test_results_have_every_setting(study):
     assert len(rows) == 16
     for key in ("positives.k", "optim.lr", "bank.size", "views.preset", "linear.epochs", "commit", "hardware"):
         assert key in rows[0]
-    assert "pictures.root" not in rows[0]  # where pictures lie is no setting of a result
+    assert "images.root" not in rows[0]  # where images lie is no setting of a result
 
 
 def test_an_experiment_of_ones_own_is_a_row(tmp_path, monkeypatch):

@@ -276,7 +276,7 @@ def test_help_lists_every_key_and_list_every_experiment(capsys):
     assert all(name in text for name in (*EXPERIMENTS, *PRESETS))
 
 
-def test_help_and_catalogue_do_not_import_torch():
+def test_help_and_catalog_do_not_import_torch():
     script = (
         "import sys; from psm.cli.main import main; code = main(['experiment', '--help']); import psm.experiments;"
         "heavy = {'torch', 'lightning', 'numpy', 'omegaconf', 'matplotlib'} & set(sys.modules);"

@@ -14,7 +14,7 @@ from psm.kernels import basic_block as blocks
 from psm.kernels import winograd as tiles
 from psm.kernels.dispatch import Faster, in_one
 from psm.models import networks
-from psm.training.distributed import JoinedBatchNorm
+from psm.training.distributed import SyncBatchNormCPU
 
 FORMATS = (torch.contiguous_format, torch.channels_last)
 
@@ -214,7 +214,7 @@ OTHERS = {
     "a convolution of one's own": put("conv1", OwnConvolution(32, 32, 3, padding=1, bias=False)),
     "no convolution": put("conv1", nn.Sequential(convolution(32, 32))),
     "no running moments": put("bn2", nn.BatchNorm2d(32, track_running_stats=False)),
-    "moments over processes": put("bn1", JoinedBatchNorm(32)),
+    "moments over processes": put("bn1", SyncBatchNormCPU(32)),
     "running moments taken out": changed(lambda block: vars(block.bn1)["_buffers"].update(running_mean=None,
                                                                                           running_var=None)),
     "moments not followed": changed(lambda block: setattr(block.bn1, "track_running_stats", False)),
@@ -290,9 +290,9 @@ def test_mixed_precision_and_compilers_go_by_the_layers(monkeypatch):
 @pytest.mark.parametrize(
     ("encoder", "stem", "taken"),
     [
-        ("tiny", "small", [(32, 16), (32, 16), (64, 8)]),
+        ("tiny", "cifar", [(32, 16), (32, 16), (64, 8)]),
         ("resnet18", "imagenet", [(64, 8)] * 3 + [(128, 4)]),
-        ("resnet18", "small", [(64, 32)] * 3 + [(128, 16)] * 2 + [(256, 8)]),
+        ("resnet18", "cifar", [(64, 32)] * 3 + [(128, 16)] * 2 + [(256, 8)]),
     ],
 )
 def test_encoders_take_it(monkeypatch, encoder, stem, taken):

@@ -13,7 +13,7 @@ from helpers import compiled, using
 from psm.kernels import bn_relu as norms
 from psm.kernels import dispatch as faster
 from psm.models import networks
-from psm.training.distributed import JoinedBatchNorm
+from psm.training.distributed import SyncBatchNormCPU
 
 
 @pytest.fixture(autouse=True)
@@ -147,7 +147,7 @@ def eval_norm():
         (nn.BatchNorm2d(64), maps_of(8, 32, 4, 4)),
         (nn.BatchNorm2d(32).double(), maps_of(8, 32, 4, 4).detach().double()),
         (nn.GroupNorm(4, 32), maps_of(8, 32, 4, 4)),
-        (JoinedBatchNorm(32), maps_of(8, 32, 4, 4)),
+        (SyncBatchNormCPU(32), maps_of(8, 32, 4, 4)),
     ],
 )
 def test_any_other_norm_is_left_alone(norm, maps):
@@ -173,7 +173,7 @@ def test_a_network_takes_it(monkeypatch):
     taken, plain = [], norms.rectified
     monkeypatch.setattr(norms, "rectified", lambda *given: taken.append(given[2] is not None) or plain(*given))
     monkeypatch.setattr(networks, "in_one", lambda *given: False)  # layer by layer
-    network = networks.encoder("tiny", "small", 32).to(memory_format=torch.channels_last)
+    network = networks.encoder("tiny", "cifar", 32).to(memory_format=torch.channels_last)
     with faster.Faster():
         network(maps_of(8, 3, 32, 32).detach())
     assert taken == [False, *[False, True] * 4]  # the stem, and two in each of four blocks

@@ -10,7 +10,7 @@ from helpers import compiled, using
 from psm.kernels import runtime as processor
 from psm.kernels import similarity as products
 from psm.losses.functional import logsumexp_of_products
-from psm.mining.memory_bank import Bank
+from psm.mining.memory_bank import MemoryBank
 
 
 @pytest.fixture(autouse=True)
@@ -24,7 +24,7 @@ def unit(*shape, seed=0):
 
 
 def bank_of(rows, ids=None):
-    bank = Bank(*rows.shape)
+    bank = MemoryBank(*rows.shape)
     bank.push(rows, torch.arange(len(rows)) if ids is None else ids)
     return bank
 
@@ -42,13 +42,13 @@ def by_torch(monkeypatch, *given):
     rows=st.integers(32 * products.BLOCK, 1600),
     width=st.sampled_from([1, 6, 128]),
     k=st.integers(1, 4),
-    pictures=st.integers(2, 300),
+    images=st.integers(2, 300),
     own=st.booleans(),
     threads=st.integers(1, 3),
 )
-def test_it_finds_the_largest(queries, rows, width, k, pictures, own, threads):
+def test_it_finds_the_largest(queries, rows, width, k, images, own, threads):
     vectors, held = unit(queries, width, seed=1), unit(rows, width)
-    ids, whose = torch.arange(rows) % pictures, torch.arange(queries) % pictures
+    ids, whose = torch.arange(rows) % images, torch.arange(queries) % images
     k = min(k, rows // products.BLOCK // 2 // processor.lanes())
     with using(threads):
         assert products.searchable(vectors, held, k, ids, whose)
@@ -100,7 +100,7 @@ def test_too_few_rows_beside_a_last_block_that_is_not_full():
 @compiled
 @pytest.mark.parametrize("fill", [1933, 2000])
 def test_a_bank_that_is_not_full_and_vectors_that_lie_apart(monkeypatch, fill):
-    bank, rows = Bank(3000, 32), unit(fill, 32)
+    bank, rows = MemoryBank(3000, 32), unit(fill, 32)
     bank.push(rows, torch.arange(fill))
     vectors = torch.randn(2, 32, 80, generator=torch.Generator().manual_seed(1))[0].T
     with torch.inference_mode():
@@ -148,7 +148,7 @@ def test_slices_of_a_bank_join(monkeypatch):
 
     rows, vectors = unit(5120, 32), unit(64, 32, seed=1)
     whole = bank_of(rows).nearest(vectors, 5)
-    monkeypatch.setattr(psm.bank, "SEARCH_ELEMENTS", 2**17)
+    monkeypatch.setattr(psm.mining.memory_bank, "SEARCH_ELEMENTS", 2**17)
     for part, all_at_once in zip(bank_of(rows).nearest(vectors, 5), whole, strict=True):
         assert torch.equal(part, all_at_once)
 

@@ -35,13 +35,13 @@ def test_value_and_gradient_equal_the_convolution(
     if padding == "same" and stride not in (1, (1,)):
         return
     draws = torch.Generator().manual_seed(height * 7 + width)
-    pictures = torch.randn(batch, 4, height, width, generator=draws, dtype=torch.double)
+    images = torch.randn(batch, 4, height, width, generator=draws, dtype=torch.double)
     layer = nn.Conv2d(4, 6, kernel, stride, padding, dilation, groups, biased, dtype=torch.double)
     layer = layer.to(memory_format=formats[1])
     results = []
     for mode in (False, True):
         layer.zero_grad()
-        maps = pictures.clone(memory_format=formats[0]).requires_grad_()
+        maps = images.clone(memory_format=formats[0]).requires_grad_()
         try:
             if mode:
                 with Faster():
@@ -61,7 +61,7 @@ def test_value_and_gradient_equal_the_convolution(
 @pytest.mark.parametrize(
     ("size", "kernel", "stride", "padding", "starts"),
     [
-        (2, 3, 1, 1, [1, 0]),  # layer 4 of the small stem at 32 pixels
+        (2, 3, 1, 1, [1, 0]),  # layer 4 of the CIFAR stem at 32 pixels
         (2, 3, 2, 1, [1]),
         (1, 3, 1, 1, [1]),
         (1, 1, 1, 0, [0]),
@@ -90,20 +90,20 @@ def test_it_samples_places_where_the_kernel_has_one(size, kernel, stride, paddin
     assert sampled(size, kernel, stride, padding) == applies
 
 
-@pytest.mark.parametrize("stem", ["small", "imagenet"])
+@pytest.mark.parametrize("stem", ["cifar", "imagenet"])
 @pytest.mark.parametrize("channels_last", [False, True])
 def test_a_network_learns_the_same_and_stays_what_it_was(stem, channels_last):
     torch.manual_seed(0)
     network = networks.encoder("tiny", stem, 32).double()
-    pictures = torch.randn(6, 3, 32, 32, dtype=torch.double)
+    images = torch.randn(6, 3, 32, 32, dtype=torch.double)
     if channels_last:
-        network, pictures = (x.to(memory_format=torch.channels_last) for x in (network, pictures))
+        network, images = (x.to(memory_format=torch.channels_last) for x in (network, images))
     before = {name: type(module) for name, module in network.named_modules()}
     gradients = []
     for device in ("meta", "cpu"):  # any device but a CPU keeps the plain convolution
         network.zero_grad()
         with faster(torch.device(device)):
-            network(pictures).square().sum().backward()
+            network(images).square().sum().backward()
         gradients.append([p.grad.clone() for p in network.parameters()])
     torch.testing.assert_close(gradients[1], gradients[0])
     assert {name: type(module) for name, module in network.named_modules()} == before

@@ -153,9 +153,9 @@ def test_without_a_compiler_all_is_torch_s(monkeypatch):
     monkeypatch.setattr(processor, "_native", None)
     processor.lanes.cache_clear()
     try:
-        network, pictures = networks.encoder("tiny", "small", 32), torch.randn(64, 3, 32, 32)
+        network, images = networks.encoder("tiny", "cifar", 32), torch.randn(64, 3, 32, 32)
         with Faster():
-            network(pictures).sum().backward()
+            network(images).sum().backward()
         assert all(parameter.grad.isfinite().all() for parameter in network.parameters())
     finally:
         processor.lanes.cache_clear()
@@ -168,12 +168,12 @@ def test_a_tensor_without_numbers_is_torch_s():
 
 @compiled
 def test_a_resnet_takes_them(monkeypatch):
-    """With the small stem at 32 pixels: three stages and the fourth's first, all but the shortcuts."""
+    """With the CIFAR stem at 32 pixels: three stages and the fourth's first, all but the shortcuts."""
     taken, plain = [], tiles.by_tiles
     monkeypatch.setattr(tiles, "by_tiles", lambda *given: taken.append(tuple(given[0].shape[1:3])) or plain(*given))
     monkeypatch.setattr(networks, "in_one", lambda *given: False)  # convolution by convolution
     with Faster(), torch.no_grad():
-        networks.encoder("resnet18", "small", 32)(torch.randn(64, 3, 32, 32))
+        networks.encoder("resnet18", "cifar", 32)(torch.randn(64, 3, 32, 32))
     assert taken == [(64, 32)] * 5 + [(128, 16)] * 4 + [(256, 8)] * 4
 
 

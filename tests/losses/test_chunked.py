@@ -11,7 +11,7 @@ from psm.kernels import similarity as products
 from psm.losses import chunked as slices
 from psm.losses.contrastive import loss_of
 from psm.methods.registry import METHODS, compose
-from psm.mining.memory_bank import Bank, mark_own
+from psm.mining.memory_bank import MemoryBank, mask_same_image_
 from psm.models.siamese import Embeddings
 
 CONTRASTIVE = [name for name in METHODS if compose(name).loss.objective == "contrastive"]
@@ -24,7 +24,7 @@ def outcome(method, pairs, monkeypatch, parts=None):
     embeddings = Embeddings(*(torch.randn(2, 11, 6, dtype=torch.double, requires_grad=True) for _ in range(3)))
     if compose(method).topology.target is False and compose(method).topology.predictor is False:
         embeddings = Embeddings(*[embeddings.projection] * 3)
-    bank = Bank(40, 6).double()
+    bank = MemoryBank(40, 6).double()
     bank.push(torch.randn(33, 6, dtype=torch.double), torch.arange(33))
     found = loss_of(embeddings, compose(method, parts), bank, torch.arange(11), torch.Generator().manual_seed(3))
     (3 * found.loss).backward()
@@ -79,10 +79,12 @@ def test_a_whole_bank_is_taken_at_once_only_where_that_holds_no_matrix(dtype, mo
     import psm.losses.contrastive
 
     taken, whole = [], psm.losses.contrastive.logsumexp_of_products
-    monkeypatch.setattr(psm.contrast, "logsumexp_of_products", lambda *x: taken.append(len(x[0])) or whole(*x))
+    monkeypatch.setattr(
+        psm.losses.contrastive, "logsumexp_of_products", lambda *x: taken.append(len(x[0])) or whole(*x)
+    )
     monkeypatch.setattr(slices, "PAIRS", 100)
     monkeypatch.setattr(products, "LEAST", 0)
-    bank = Bank(50, 32).to(dtype)
+    bank = MemoryBank(50, 32).to(dtype)
     bank.push(torch.randn(50, 32, dtype=dtype), torch.arange(50))
     embeddings = Embeddings(*(torch.randn(2, 64, 32, dtype=dtype) for _ in range(3)))
     wanted = compose("mocov2")
@@ -92,10 +94,10 @@ def test_a_whole_bank_is_taken_at_once_only_where_that_holds_no_matrix(dtype, mo
 
 @pytest.mark.parametrize("own", [[], [3], [5, 5, 9], [7, 1, 1, 7]])
 def test_own_pairs_are_marked_alike_on_every_device(own):
-    """The CPU's way through the columns, with queries that share a picture too, against comparing all pairs."""
+    """The CPU's way through the columns, with queries that share an image too, against comparing all pairs."""
     ids, own = torch.tensor([1, 5, 5, -1, 7, 8, 1]), torch.tensor(own, dtype=torch.long)
     pairs = torch.zeros(len(own), len(ids))
-    assert mark_own(pairs, ids, own, 2.0) is pairs
+    assert mask_same_image_(pairs, ids, own, 2.0) is pairs
     assert torch.equal(pairs == 2.0, ids == own[:, None])
 
 

@@ -14,10 +14,10 @@ from helpers import close, composition, filled, golden, pair_of, random_vectors
 from psm.losses import negative_weighting as masses
 from psm.losses.contrastive import contrast, fact_names, loss_of
 from psm.methods.registry import METHODS, compose, register
-from psm.mining.memory_bank import Bank
+from psm.mining.memory_bank import MemoryBank
 from psm.mining.negatives import mixed, of_the_bank
 from psm.models.siamese import Embeddings
-from psm.training.module import Pretraining
+from psm.training.module import PretrainModule
 from psm.utils.errors import UserError
 
 ALL = list(METHODS)
@@ -184,7 +184,7 @@ def test_finite_value_and_gradient(method, case, temperature, dtype):
     e = Embeddings(projection.to(dtype), query, key.to(dtype)) if own else Embeddings(query, query, query)
     dropping = {"pnsm": True, "a": 1e9} if case == "all dropped" and "chance" in fact_names(compose(method)) else {}
     wanted = composition(method, loss={"temperature": temperature}, negatives=dropping)
-    bank = Bank(wanted.bank.size, 6)
+    bank = MemoryBank(wanted.bank.size, 6)
     if case != "empty bank":
         bank.push(torch.randn(30, 6), torch.arange(30) + 100)
     outcome = loss_of(e, wanted, bank, torch.arange(4), torch.Generator().manual_seed(0))
@@ -224,14 +224,14 @@ def test_every_method_trains_resumes_exactly_and_evaluates(tmp_path, small, monk
     whole = psm.pretrain(tmp_path / "whole", **small)
     assert set(fact_names(compose(method))) <= whole.metrics[0].keys()
     assert psm.evaluate(whole.out, linear={"epochs": 1}, progress=False)[0].of == method
-    step = Pretraining.training_step
+    step = PretrainModule.training_step
 
     def stopping(self, batch, index):
         if batch.step == 4:
             raise InterruptedError
         return step(self, batch, index)
 
-    monkeypatch.setattr(Pretraining, "training_step", stopping)
+    monkeypatch.setattr(PretrainModule, "training_step", stopping)
     with pytest.raises(InterruptedError):
         psm.pretrain(tmp_path / "parts", **small)
     monkeypatch.undo()
@@ -248,8 +248,8 @@ def test_every_method_trains_resumes_exactly_and_evaluates(tmp_path, small, monk
         ("hcl", {"negatives": {"pnsm": True}}),
         ("nnclr", {"negatives": {"mass": "bayesian"}}),
         ("psm", {"negatives": {"mass": "hard"}}),
-        ("simclr", {"positives": {"rule": "neighbours", "k": 2}}),
-        ("byol", {"positives": {"rule": "neighbours", "k": 2}}),
+        ("simclr", {"positives": {"rule": "neighbors", "k": 2}}),
+        ("byol", {"positives": {"rule": "neighbors", "k": 2}}),
         ("psm", {"negatives": {"source": "bank"}, "loss": {"symmetric": False}}),
         ("mochi", {"bank": {"own": False}, "negatives": {"pnsm": True}}),
     ],
@@ -275,7 +275,7 @@ def test_compositions_by_key(method, keys):
         ("vicreg", {"positives": {"rule": "nearest"}}, "no place"),
         ("simclr", {"negatives": {"source": "none"}}, "nothing to contrast"),
         ("simclr", {"negatives": {"mixed": 5}}, "rows of the bank"),
-        ("nnclr", {"positives": {"rule": "neighbours"}}, "one positive"),
+        ("nnclr", {"positives": {"rule": "neighbors"}}, "one positive"),
         ("dcl", {"negatives": {"tau": 1.0}}, "negatives.tau"),
         ("bcl", {"negatives": {"beta": 2.0}}, "negatives.beta"),
     ],

@@ -36,7 +36,7 @@ def test_unknown_method_names_the_nearest():
 
 
 @pytest.mark.parametrize(
-    ("wish", "says"),
+    ("override", "says"),
     [
         ({"positives": PositivesConfig(weighting="V9")}, "positives.weighting=V9 is unknown"),
         ({"positives": PositivesConfig(rule="x")}, "positives.rule=x is unknown"),
@@ -48,6 +48,6 @@ def test_unknown_method_names_the_nearest():
         ({"bank": BankConfig(size=3)}, "smaller than positives.k=5"),
     ],
 )
-def test_nonsense_is_refused(wish, says):
+def test_nonsense_is_refused(override, says):
     with pytest.raises(UserError, match=says):
-        compose("psm", wish)
+        compose("psm", override)

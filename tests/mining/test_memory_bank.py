@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 from torch.nn.functional import normalize
 
 import psm.mining.memory_bank
-from psm.mining.memory_bank import Bank
+from psm.mining.memory_bank import MemoryBank
 from psm.utils.errors import UserError
 
 
 @settings(max_examples=60, deadline=None)
 @given(size=st.integers(1, 12), pushes=st.lists(st.integers(1, 30), min_size=1, max_size=6))
 def test_exact_fifo(size, pushes):
-    bank, expected, next_id = Bank(size, 3), [], 0
+    bank, expected, next_id = MemoryBank(size, 3), [], 0
     for count in pushes:
         ids = torch.arange(next_id, next_id + count)
         bank.push(torch.nn.functional.one_hot(ids % 3, 3) * 5.0, ids)
@@ -33,14 +33,14 @@ def test_exact_fifo(size, pushes):
 
 @pytest.mark.parametrize("batch", [4, 25])
 def test_bank_of_ten(batch):
-    bank = Bank(10, 2)
+    bank = MemoryBank(10, 2)
     for step in range(7):
         bank.push(torch.randn(batch, 2), torch.arange(step * batch, (step + 1) * batch))
     assert sorted(bank.ids.tolist()) == list(range(7 * batch - 10, 7 * batch))
 
 
 def test_rows_have_unit_norm():
-    bank = Bank(8, 5)
+    bank = MemoryBank(8, 5)
     bank.push(torch.randn(8, 5) * 100, torch.arange(8))
     assert torch.allclose(bank.rows.norm(dim=1), torch.ones(8))
 
@@ -49,10 +49,10 @@ def test_rows_have_unit_norm():
 @pytest.mark.parametrize("size", [7, 128, 1000, 4096])
 @pytest.mark.parametrize("k", [1, 5, 20])
 def test_nearest_is_exact(monkeypatch, limit, size, k):
-    """Against a full sort, whole or in slices, with own pictures passed over and a part of the bank unfilled."""
-    monkeypatch.setattr(psm.bank, "SEARCH_ELEMENTS", limit)
+    """Against a full sort, whole or in slices, with own images passed over and a part of the bank unfilled."""
+    monkeypatch.setattr(psm.mining.memory_bank, "SEARCH_ELEMENTS", limit)
     torch.manual_seed(size + k)
-    bank = Bank(size, 6)
+    bank = MemoryBank(size, 6)
     count = size * 3 // 4
     ids = torch.arange(count) % max(2, count // 3)
     bank.push(torch.randn(count, 6), ids)
@@ -74,8 +74,8 @@ def test_nearest_is_exact(monkeypatch, limit, size, k):
             assert (mined.vectors[row] == 0).all()
 
 
-def test_own_picture_is_never_a_candidate():
-    bank = Bank(10, 4)
+def test_own_image_is_never_a_candidate():
+    bank = MemoryBank(10, 4)
     rows = torch.randn(10, 4)
     bank.push(rows, torch.arange(10))
     assert (bank.nearest(rows, 1).ids[:, 0] == torch.arange(10)).all()
@@ -83,7 +83,7 @@ def test_own_picture_is_never_a_candidate():
 
 
 def test_state_dict_holds_everything():
-    bank, other = Bank(5, 3), Bank(5, 3)
+    bank, other = MemoryBank(5, 3), MemoryBank(5, 3)
     bank.push(torch.randn(7, 3), torch.arange(7))
     other.load_state_dict(bank.state_dict())
     for b in (bank, other):
@@ -94,7 +94,7 @@ def test_state_dict_holds_everything():
 
 
 def test_search_leaves_the_bank_alone():
-    bank = Bank(6, 3)
+    bank = MemoryBank(6, 3)
     bank.push(torch.randn(4, 3), torch.arange(4))
     before = {k: v.clone() for k, v in bank.state_dict().items()}
     bank.nearest(torch.randn(2, 3), 2)
@@ -103,7 +103,7 @@ def test_search_leaves_the_bank_alone():
 
 def test_a_network_of_half_precision_leaves_the_rows_alone():
     """Lightning converts after it has restored a checkpoint: rows must not be rounded on the way."""
-    bank = Bank(4, 3)
+    bank = MemoryBank(4, 3)
     bank.push(torch.randn(4, 3), torch.arange(4))
     rows = bank.rows.clone()
     assert torch.equal(bank.to(torch.bfloat16).rows, rows)
@@ -113,9 +113,9 @@ def test_a_network_of_half_precision_leaves_the_rows_alone():
 def clumps(count, seed):
     """Unit vectors in 40 clumps."""
     draws = torch.Generator().manual_seed(seed)
-    centres = torch.randn(40, 16, generator=torch.Generator().manual_seed(0))
+    centers = torch.randn(40, 16, generator=torch.Generator().manual_seed(0))
     where = torch.randint(0, 40, (count,), generator=draws)
-    return normalize(centres[where] + 0.3 * torch.randn(count, 16, generator=draws), dim=1)
+    return normalize(centers[where] + 0.3 * torch.randn(count, 16, generator=draws), dim=1)
 
 
 def pushed(bank, pushes, first=0):
@@ -129,7 +129,7 @@ def pushed(bank, pushes, first=0):
 def test_an_index_finds_nearly_what_the_exact_search_finds():
     """After many rounds through the bank, so that rows come and go and centroids are found anew."""
     pytest.importorskip("faiss")
-    fast, exact = pushed(Bank(1000, 16, "faiss"), 37), pushed(Bank(1000, 16), 37)
+    fast, exact = pushed(MemoryBank(1000, 16, "faiss"), 37), pushed(MemoryBank(1000, 16), 37)
     assert torch.equal(fast.rows, exact.rows)
     assert fast.index._index.ntotal == 1000
     queries = clumps(64, 99)
@@ -159,7 +159,7 @@ def test_an_index_is_really_used(monkeypatch):
     rows, queries = torch.randn(2000, 16), torch.randn(100, 16)
     found = []
     for index in ("faiss", "exact"):
-        bank = Bank(2000, 16, index)
+        bank = MemoryBank(2000, 16, index)
         bank.push(rows, torch.arange(2000))
         found.append(bank.nearest(queries, 5).ids)
     shared = (found[0][:, :, None] == found[1][:, None, :]).any(2).float().mean()
@@ -167,15 +167,15 @@ def test_an_index_is_really_used(monkeypatch):
 
 
 @pytest.mark.parametrize("copies", [3, 8])
-def test_an_index_serves_a_bank_with_many_copies_of_each_picture(monkeypatch, copies):
+def test_an_index_serves_a_bank_with_many_copies_of_each_image(monkeypatch, copies):
     pytest.importorskip("faiss")
     rows = clumps(250, 3).repeat(copies, 1) + 0.01 * torch.randn(250 * copies, 16)
-    bank = Bank(250 * copies, 16, "faiss")
+    bank = MemoryBank(250 * copies, 16, "faiss")
     bank.push(rows, torch.arange(250 * copies) % 250)
     asked = []
-    exact = Bank._exact
+    exact = MemoryBank._exact
     monkeypatch.setattr(
-        Bank, "_exact", lambda self, vectors, *rest: asked.append(len(vectors)) or exact(self, vectors, *rest)
+        MemoryBank, "_exact", lambda self, vectors, *rest: asked.append(len(vectors)) or exact(self, vectors, *rest)
     )
     mined = bank.nearest(rows[:100], 5, own=torch.arange(100))
     assert mined.found.all()
@@ -185,7 +185,7 @@ def test_an_index_serves_a_bank_with_many_copies_of_each_picture(monkeypatch, co
 
 def test_an_index_of_a_diverged_run_stands_back():
     pytest.importorskip("faiss")
-    bank = pushed(Bank(200, 16, "faiss"), 3)
+    bank = pushed(MemoryBank(200, 16, "faiss"), 3)
     bank.push(torch.full((200, 16), torch.nan), torch.arange(200))
     assert not bank.index.ready
     bank.nearest(clumps(4, 0), 3)
@@ -193,11 +193,11 @@ def test_an_index_of_a_diverged_run_stands_back():
     assert bank.index.ready
 
 
-def test_an_index_passes_over_own_pictures_and_is_exact_where_it_finds_too_few():
+def test_an_index_passes_over_own_images_and_is_exact_where_it_finds_too_few():
     pytest.importorskip("faiss")
-    bank = Bank(64, 16, "faiss")
+    bank = MemoryBank(64, 16, "faiss")
     rows = clumps(64, 1)
-    bank.push(rows, torch.zeros(64, dtype=torch.long))  # one picture alone
+    bank.push(rows, torch.zeros(64, dtype=torch.long))  # one image alone
     bank.push(rows[:6], torch.arange(6) + 1)
     mined = bank.nearest(rows[:3], 4, own=torch.zeros(3, dtype=torch.long))
     assert mined.found.all()
@@ -207,7 +207,7 @@ def test_an_index_passes_over_own_pictures_and_is_exact_where_it_finds_too_few()
 
 def test_an_index_is_exact_until_the_bank_is_full():
     pytest.importorskip("faiss")
-    fast, exact = pushed(Bank(1000, 16, "faiss"), 5), pushed(Bank(1000, 16), 5)
+    fast, exact = pushed(MemoryBank(1000, 16, "faiss"), 5), pushed(MemoryBank(1000, 16), 5)
     assert not fast.index.ready
     assert torch.equal(fast.nearest(clumps(9, 7), 5).ids, exact.nearest(clumps(9, 7), 5).ids)
 
@@ -215,8 +215,8 @@ def test_an_index_is_exact_until_the_bank_is_full():
 def test_an_index_goes_on_where_it_was(monkeypatch):
     pytest.importorskip("faiss")
     monkeypatch.setattr("psm.mining.faiss_index.PROBES", 1)  # so that other centroids would find other rows
-    whole = pushed(Bank(1000, 16, "faiss"), 23)
-    resumed = Bank(1000, 16, "faiss")
+    whole = pushed(MemoryBank(1000, 16, "faiss"), 23)
+    resumed = MemoryBank(1000, 16, "faiss")
     resumed.load_state_dict(deepcopy(whole.state_dict()))
     queries = torch.randn(200, 16)
     for pushes in (0, 5, 9):  # before and after the centroids are found anew
@@ -224,12 +224,12 @@ def test_an_index_goes_on_where_it_was(monkeypatch):
             pushed(bank, pushes, first=23 + pushes)
         assert torch.equal(whole.index.centroids, resumed.index.centroids)
         assert torch.equal(*(bank.nearest(queries, 5).ids for bank in (whole, resumed)))
-    Bank(1000, 16).load_state_dict(whole.state_dict())  # looked at without an index
+    MemoryBank(1000, 16).load_state_dict(whole.state_dict())  # looked at without an index
 
 
 def test_an_index_survives_other_precisions():
     pytest.importorskip("faiss")
-    bank = pushed(Bank(200, 16, "faiss"), 4)
+    bank = pushed(MemoryBank(200, 16, "faiss"), 4)
     for dtype in (torch.bfloat16, torch.double):
         assert bank.to(dtype).nearest(clumps(4, 3), 3).found.all()
 
@@ -237,6 +237,6 @@ def test_an_index_survives_other_precisions():
 def test_without_faiss_one_is_told_so(monkeypatch):
     monkeypatch.setitem(sys.modules, "faiss", None)
     with pytest.raises(UserError, match="pip install"):
-        Bank(8, 3, "faiss")
+        MemoryBank(8, 3, "faiss")
     with pytest.raises(ValueError, match="choose one of exact, faiss"):
-        Bank(8, 3, "hnsw")
+        MemoryBank(8, 3, "hnsw")

@@ -12,7 +12,7 @@ from helpers import close, composition, filled, golden, pair_of, random_vectors,
 from psm.kernels import similarity as products
 from psm.losses.contrastive import contrast
 from psm.losses.functional import masked_logsumexp
-from psm.mining.memory_bank import Bank
+from psm.mining.memory_bank import MemoryBank
 from psm.mining.negatives import keep_probability, mine_negatives
 from psm.mining.positives import soft_weights
 from psm.models.siamese import Pair
@@ -30,7 +30,7 @@ def test_golden_without_draws(name):
     assert close(query.grad, g["dq1_all" if name == "psm" else "dq1"])
 
 
-def test_golden_neighbours_and_probabilities():
+def test_golden_neighbors_and_probabilities():
     g = golden("psm")
     mined = filled(g["bank"]).nearest(g["z2"], 5)
     assert torch.equal(mined.ids, g["neighbour_index"])
@@ -48,7 +48,7 @@ def test_golden_with_given_draws(monkeypatch, terms):
     both_views = torch.stack(g["keep_hard"].split(8, dim=1), 2)
     draws = {"soft": g["keep_soft"].flatten(1), "hard": both_views.flatten(1)}
     given_draws = iter([draws[term] for term in terms])
-    monkeypatch.setattr(psm.contrast, "mine_negatives", lambda *_: next(given_draws))
+    monkeypatch.setattr(psm.losses.contrastive, "mine_negatives", lambda *_: next(given_draws))
     query = g["q1"].clone().requires_grad_()
     pair = pair_of(query, g["z2"], g["z1"], g["z1_target"])
     method = composition(loss={term: float(term in terms) for term in ("soft", "hard")})
@@ -101,7 +101,7 @@ def test_pnsm_equals_loops(monkeypatch, a):
         masks.append(mine_negatives(similarity, positive, a, generator))
         return masks[-1]
 
-    monkeypatch.setattr(psm.contrast, "mine_negatives", spying)
+    monkeypatch.setattr(psm.losses.contrastive, "mine_negatives", spying)
     query.requires_grad_()
     method = composition(positives={"k": k}, negatives={"a": a})
     draws = torch.Generator().manual_seed(3)
@@ -146,13 +146,13 @@ def test_psm_without_hard_and_pnsm_is_snclr():
     )
 
 
-def test_no_neighbours_leave_plain_infonce_over_keys():
+def test_no_neighbors_leave_plain_infonce_over_keys():
     pair, bank = identity_inputs()
     logits = pair.query @ pair.key.T / 0.5
     plain = torch.nn.functional.cross_entropy(logits, torch.arange(6))
     without = without_pnsm(positives={"k": 0}, loss={"hard": 0.0})
     assert close(contrast(pair, without, bank).loss, plain)
-    empty = Bank(20, 5).double()
+    empty = MemoryBank(20, 5).double()
     assert close(contrast(pair, without_pnsm(loss={"hard": 0.0}), empty).loss, plain)
     by_key = without_pnsm(positives={"rule": "key"}, loss={"hard": 0.0})
     assert close(contrast(pair, by_key, bank).loss, plain)
@@ -161,13 +161,13 @@ def test_no_neighbours_leave_plain_infonce_over_keys():
 def test_partly_filled_bank_mines_nothing_until_k_usable_rows():
     pair, _ = identity_inputs()
     rows = random_vectors(9, (5, 5))[0]
-    four, five = Bank(20, 5).double(), Bank(20, 5).double()
+    four, five = MemoryBank(20, 5).double(), MemoryBank(20, 5).double()
     four.push(rows[:4], torch.arange(4) + 50)
     five.push(rows, torch.arange(5) + 50)
     assert contrast(pair, without_pnsm(), four).facts["mined_share"] == 0
     assert contrast(pair, without_pnsm(), five).facts["mined_share"] == 1
-    # A row of the query's own picture is not usable: that query alone has only four.
-    own = Bank(20, 5).double()
+    # A row of the query's own image is not usable: that query alone has only four.
+    own = MemoryBank(20, 5).double()
     own.push(rows, torch.tensor([50, 51, 52, 53, 2]))
     ids = torch.arange(6)
     assert close(contrast(pair, without_pnsm(), own, ids).facts["mined_share"], 5 / 6)
@@ -188,7 +188,7 @@ def test_finite_value_and_gradient(dtype, temperature, case):
         rows = key
     a = 1e9 if case == "all dropped" else 0.5
     query = query.to(dtype).requires_grad_()
-    bank = Bank(12, 6)
+    bank = MemoryBank(12, 6)
     if case != "empty bank":
         bank.push(rows, torch.arange(len(rows)) + 100)
     pair = pair_of(query, *(x.to(dtype) for x in (key, projection, other)))
@@ -202,7 +202,7 @@ def test_finite_value_and_gradient(dtype, temperature, case):
 
 def test_all_negatives_dropped_leaves_the_positives(monkeypatch):
     pair, bank = identity_inputs()
-    monkeypatch.setattr(psm.contrast, "mine_negatives", lambda s, *_: torch.zeros_like(s, dtype=torch.bool))
+    monkeypatch.setattr(psm.losses.contrastive, "mine_negatives", lambda s, *_: torch.zeros_like(s, dtype=torch.bool))
     assert close(contrast(pair, composition(loss={"soft": 0.0}), bank).loss, 0.0)
 
 

@@ -9,15 +9,15 @@ from torch import nn
 
 from psm.methods.registry import METHODS, compose
 from psm.models.networks import encoder, predictor, projector
-from psm.models.siamese import Embeddings, Topology
+from psm.models.siamese import Embeddings, SiameseNetworks
 from psm.training.module import step_loss
 
 
 def networks(method, norm=True):
     torch.manual_seed(0)
     topology = compose(method).topology
-    backbone = encoder("tiny", "small", 8)
-    nets = Topology(
+    backbone = encoder("tiny", "cifar", 8)
+    nets = SiameseNetworks(
         backbone, projector(256, 16, 8), predictor(8, 16, 8) if topology.predictor else None, topology.target
     )
     if not norm:

@@ -64,7 +64,7 @@ def test_parameter_counts_and_widths_are_the_published_ones(name, count, width):
     assert state["layer4.0.downsample.0.weight"].shape == (width, width // 2, 1, 1)
 
 
-def test_tiny_has_about_a_million_parameters_and_halves_small_pictures():
+def test_tiny_has_about_a_million_parameters_and_halves_small_images():
     network = encoder("tiny")
     assert 1.1e6 < parameters(network) < 1.3e6
     assert network.width == 256
@@ -76,7 +76,7 @@ def test_tiny_has_about_a_million_parameters_and_halves_small_pictures():
 
 @pytest.mark.parametrize(("size", "kernel"), [(32, 3), (64, 3), (95, 3), (96, 7), (224, 7)])
 def test_auto_takes_the_small_stem_below_96_pixels(size, kernel):
-    network = encoder("resnet18", picture_size=size)
+    network = encoder("resnet18", image_size=size)
     assert network.conv1.kernel_size == (kernel, kernel)
     assert network.conv1.stride == ((1, 1) if kernel == 3 else (2, 2))
     assert isinstance(network.maxpool, nn.Identity if kernel == 3 else nn.MaxPool2d)
@@ -87,7 +87,7 @@ def test_bottleneck_strides_in_its_3x3():
     assert [block.conv1.stride, block.conv2.stride, block.conv3.stride] == [(1, 1), (2, 2), (1, 1)]
 
 
-@pytest.mark.parametrize("stem", ["small", "imagenet"])
+@pytest.mark.parametrize("stem", ["cifar", "imagenet"])
 @pytest.mark.parametrize("name", ["tiny", "resnet18", "resnet50"])
 def test_forward_equals_the_network_written_out(name, stem):
     torch.manual_seed(0)
@@ -96,7 +96,7 @@ def test_forward_equals_the_network_written_out(name, stem):
         if tensor.ndim == 1:
             tensor.copy_(torch.rand_like(tensor) + 0.5)
     state = network.state_dict()
-    pictures = torch.randn(2, 3, 40, 40, dtype=torch.float64)
+    images = torch.randn(2, 3, 40, 40, dtype=torch.float64)
 
     def norm(maps, prefix):
         mean, var, weight, bias = (
@@ -108,7 +108,7 @@ def test_forward_equals_the_network_written_out(name, stem):
         weight = state[f"{prefix}.weight"]
         return functional.conv2d(maps, weight, stride=stride, padding=weight.shape[-1] // 2)
 
-    maps = norm(conv(pictures, "conv1", 2 if stem == "imagenet" or name == "tiny" else 1), "bn1").relu()
+    maps = norm(conv(images, "conv1", 2 if stem == "imagenet" or name == "tiny" else 1), "bn1").relu()
     if stem == "imagenet":
         maps = functional.max_pool2d(maps, 3, 2, 1)
     convolutions, strided = (3, 2) if name == "resnet50" else (2, 1)
@@ -123,12 +123,12 @@ def test_forward_equals_the_network_written_out(name, stem):
             if f"{prefix}.downsample.0.weight" in state:
                 past = norm(conv(maps, f"{prefix}.downsample.0", stride), f"{prefix}.downsample.1")
             maps = (inner + past).relu()
-    features = network(pictures)
+    features = network(images)
     assert features.shape == (2, network.width)
     torch.testing.assert_close(features, maps.mean((2, 3)))
 
 
-def test_initialisation_is_hes_by_fan_out():
+def test_initialization_is_hes_by_fan_out():
     torch.manual_seed(0)
     network = encoder("resnet18")
     for name in ("conv1", "layer1.0.conv1", "layer3.0.conv1", "layer4.0.downsample.0"):
@@ -162,28 +162,28 @@ def test_any_module_becomes_an_encoder_untouched():
     module = nn.Sequential(nn.Conv2d(3, 10, 3), nn.BatchNorm2d(10), nn.Dropout(0.5))
     module[2].eval()
     before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
-    network = as_encoder(module, picture_size=12)
+    network = as_encoder(module, image_size=12)
     assert network.width == 10
     assert [part.training for part in module.modules()] == [True, True, True, False]
     for name, tensor in module.state_dict().items():
         assert torch.equal(tensor, before[name])
-    pictures = torch.randn(4, 3, 12, 12)
+    images = torch.randn(4, 3, 12, 12)
     network.eval()
-    torch.testing.assert_close(network(pictures), module(pictures).mean((2, 3)))
+    torch.testing.assert_close(network(images), module(images).mean((2, 3)))
 
 
 def test_a_module_that_gives_vectors_is_left_as_it_is():
     module = nn.Sequential(nn.Flatten(), nn.Linear(3 * 64, 17))
-    network = as_encoder(module, picture_size=8)
-    pictures = torch.randn(5, 3, 8, 8)
+    network = as_encoder(module, image_size=8)
+    images = torch.randn(5, 3, 8, 8)
     assert network.width == 17
-    torch.testing.assert_close(network(pictures), module(pictures))
+    torch.testing.assert_close(network(images), module(images))
 
 
 @pytest.mark.parametrize(
     ("module", "says"),
     [
-        (nn.Linear(5, 5), "does not take pictures of 16 pixels"),
+        (nn.Linear(5, 5), "does not take images of 16 pixels"),
         (nn.Flatten(2), r"shape \(2, 3, 256\)"),
         (nn.Flatten(0), r"shape \(1536,\)"),
         (nn.AdaptiveMaxPool2d(2, return_indices=True), "type tuple"),
@@ -191,7 +191,7 @@ def test_a_module_that_gives_vectors_is_left_as_it_is():
 )
 def test_a_module_that_is_no_encoder_is_refused(module, says):
     with pytest.raises(UserError, match=says):
-        as_encoder(module, picture_size=16)
+        as_encoder(module, image_size=16)
 
 
 def test_an_unknown_name_is_refused_with_the_nearest():
@@ -199,7 +199,7 @@ def test_an_unknown_name_is_refused_with_the_nearest():
         encoder("resnet19")
     with pytest.raises(UserError, match="use tiny, resnet18, resnet34, resnet50, torchvision/NAME or timm/NAME"):
         encoder("clip/vit")
-    with pytest.raises(UserError, match="the stem 'large' is not known; use small, imagenet or auto"):
+    with pytest.raises(UserError, match="the stem 'large' is not known; use cifar, imagenet or auto"):
         encoder("tiny", stem="large")
 
 
@@ -216,16 +216,16 @@ def test_a_missing_package_is_named_with_the_way_to_install_it(package, failure,
 
 def test_a_library_encoder_has_its_own_stem():
     with pytest.raises(UserError, match="comes with its own stem"):
-        encoder("torchvision/resnet18", stem="small")
+        encoder("torchvision/resnet18", stem="cifar")
 
 
 def test_channels_last_changes_no_value():
     torch.manual_seed(0)
     network = encoder("tiny").eval()
-    pictures = torch.randn(3, 3, 32, 32)
-    plain = network(pictures)
+    images = torch.randn(3, 3, 32, 32)
+    plain = network(images)
     network.to(memory_format=torch.channels_last)
-    torch.testing.assert_close(network(pictures.to(memory_format=torch.channels_last)), plain, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(network(images.to(memory_format=torch.channels_last)), plain, rtol=1e-4, atol=1e-4)
     assert prefers_channels_last("cpu")
     assert prefers_channels_last(torch.device("cuda", 1))
     assert not prefers_channels_last("mps")
@@ -246,8 +246,8 @@ def test_weights_load_in_torchvision(name):
     theirs = getattr(models, name)(weights=None)
     theirs.fc = nn.Identity()
     theirs.load_state_dict(ours.state_dict(), strict=True)
-    pictures = torch.randn(2, 3, 64, 64)
-    torch.testing.assert_close(ours.eval()(pictures), theirs.eval()(pictures))
+    images = torch.randn(2, 3, 64, 64)
+    torch.testing.assert_close(ours.eval()(images), theirs.eval()(images))
 
 
 @pytest.mark.parametrize(
@@ -256,7 +256,7 @@ def test_weights_load_in_torchvision(name):
 )
 def test_library_encoders_lose_their_classifier(name, width):
     optional(name.split("/")[0])
-    network = encoder(name, picture_size=64)
+    network = encoder(name, image_size=64)
     assert network.width == width
     assert network.eval()(torch.randn(2, 3, 64, 64)).shape == (2, width)
     with pytest.raises(UserError, match="did you mean"):

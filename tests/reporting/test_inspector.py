@@ -16,9 +16,9 @@ from PIL import Image
 import psm
 from helpers import SMALL
 from psm.cli.main import main
-from psm.config.schema import PicturesConfig
-from psm.data import DataSet, Pictures, load
-from psm.evaluation.mining_analysis import Mining, read_moment
+from psm.config.schema import ImagesConfig
+from psm.data import ImageDataset, ImageStore, load_dataset
+from psm.evaluation.mining_analysis import Mining, load_snapshot
 from psm.methods.registry import METHODS
 from psm.reporting.inspector import page as pages
 from psm.reporting.inspector.facts import Scores, choose, shown_negatives, worst_negatives, worst_positives
@@ -37,7 +37,7 @@ def run(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def data():
-    return load("shapes", PicturesConfig(limit=100, size=16), progress=False)
+    return load_dataset("shapes", ImagesConfig(limit=100, size=16), progress=False)
 
 
 @pytest.fixture(scope="module")
@@ -59,31 +59,31 @@ def content_of(page):
     return json.loads(text, object_hook=array)
 
 
-def by_loops(checkpoint, pictures, queries, others):
-    """What is mined, one picture and one equation at a time, in double precision from the networks' outputs."""
-    moment = read_moment(checkpoint)
+def by_loops(checkpoint, images, queries, others):
+    """What is mined, one image and one equation at a time, in double precision from the networks' outputs."""
+    moment = load_snapshot(checkpoint)
     networks, bank = moment.networks, moment.bank
 
     def unit(vector):
         return vector.double() / vector.double().norm()
 
     @torch.inference_mode()
-    def vectors(picture):
-        inputs = moment.views.plain(pictures.take(torch.tensor([picture])))
+    def vectors(image):
+        inputs = moment.views.plain(images.take(torch.tensor([image])))
         z = networks.projector(networks.encoder(inputs))
         return unit(networks.predictor(z)[0]), unit(networks.target(inputs)[0]), unit(z[0])
 
     embedded = {int(i): vectors(int(i)) for i in [*queries, *others]}
 
-    def mined(picture):
-        key, usable = embedded[picture][1], [row for row in range(int(bank.fill)) if int(bank.ids[row]) != picture]
+    def mined(image):
+        key, usable = embedded[image][1], [row for row in range(int(bank.fill)) if int(bank.ids[row]) != image]
         rows = [(float(key @ bank.rows[row].double()), row) for row in usable]
         return [row for _, row in sorted(rows, reverse=True)[:3]]
 
     found = []
-    for picture in map(int, queries):
-        query, key, z = embedded[picture]
-        rows = mined(picture)
+    for image in map(int, queries):
+        query, key, z = embedded[image]
+        rows = mined(image)
         raised = [math.exp(float(z @ bank.rows[row].double())) for row in rows]
         positives = [
             (int(bank.ids[row]), e / sum(raised), float(query @ bank.rows[row].double()))
@@ -92,14 +92,14 @@ def by_loops(checkpoint, pictures, queries, others):
         own = float(query @ key)
         negatives = []
         for other in map(int, others):
-            if other == picture:
+            if other == image:
                 continue
             candidates = [(other, embedded[other][1])]
             candidates += [(int(bank.ids[row]), bank.rows[row].double()) for row in mined(other)]
             for of, vector in candidates:
                 similarity = float(query @ vector)
                 negatives.append((of, similarity, math.exp(-0.5 * (similarity - own) ** 2)))
-        found.append((picture, positives, own, negatives))
+        found.append((image, positives, own, negatives))
     return found
 
 
@@ -109,16 +109,16 @@ def test_facts_equal_plain_loops(run, data, inspection):
     for place, checkpoint in ((0, "epoch-0001.ckpt"), (2, "last.ckpt")):
         epoch = facts.moments[place]
         expected = by_loops(run / "checkpoints" / checkpoint, data.train, facts.queries, others)
-        for row, (picture, positives, own, negatives) in enumerate(expected):
-            assert facts.queries[row] == picture
+        for row, (image, positives, own, negatives) in enumerate(expected):
+            assert facts.queries[row] == image
             ids, weights, similarities = zip(*positives, strict=True)
             assert epoch.positives[row].tolist() == list(ids)
             assert epoch.weights[row].tolist() == pytest.approx(weights, abs=1e-5)
             assert epoch.positive_similarity[row].tolist() == pytest.approx(similarities, abs=1e-5)
             assert epoch.reference[row].item() == pytest.approx(own, abs=1e-5)
             assert epoch.count[row] == len(negatives) == epoch.spread[row].sum()
-            true = [bool(labels[i] == labels[picture]) for i in ids]
-            false = [bool(labels[of] == labels[picture]) for of, _, _ in negatives]
+            true = [bool(labels[i] == labels[image]) for i in ids]
+            false = [bool(labels[of] == labels[image]) for of, _, _ in negatives]
             kept = sum(p for _, _, p in negatives)
             scores = {name: value[row].item() for name, value in epoch.scores._asdict().items()}
             assert scores == pytest.approx(
@@ -150,13 +150,13 @@ def test_epochs_are_in_order_and_the_last_counts_once(inspection):
 
 def test_page_holds_the_facts(data, inspection):
     content, facts = content_of(inspection.page), inspection.facts
-    pictures = content["pictures"]
-    assert pictures[content["queries"]].tolist() == facts.queries.tolist()
-    assert [content["classes"][i] for i in content["labels"]] == [data.classes[data.train.labels[i]] for i in pictures]
+    images = content["images"]
+    assert images[content["queries"]].tolist() == facts.queries.tolist()
+    assert [content["classes"][i] for i in content["labels"]] == [data.classes[data.train.labels[i]] for i in images]
     for place, epoch in enumerate(facts.moments):
-        assert pictures[content["positives"][place]].tolist() == epoch.positives.tolist()
+        assert images[content["positives"][place]].tolist() == epoch.positives.tolist()
         shown = content["negatives"][place]
-        assert np.where(shown < 0, -1, pictures[shown]).tolist() == epoch.negatives.tolist()
+        assert np.where(shown < 0, -1, images[shown]).tolist() == epoch.negatives.tolist()
         for name in ("weights", "positive_similarity", "negative_similarity", "reference"):
             np.testing.assert_allclose(content[name][place] / 10_000, getattr(epoch, name), atol=5.1e-5)
         for name, values in epoch.scores._asdict().items():
@@ -169,12 +169,12 @@ def test_page_holds_the_facts(data, inspection):
 
 
 def test_queries_are_even_over_classes_and_follow_the_seed():
-    pictures = Pictures(torch.zeros(60, 3, 8, 8, dtype=torch.uint8), torch.arange(60).clamp(max=3))
-    chosen = choose(pictures, 8, 0, "queries")
-    assert pictures.labels[chosen].bincount().tolist() == [1, 1, 1, 5]
-    assert chosen.tolist() == sorted(set(chosen.tolist())) == choose(pictures, 8, 0, "queries").tolist()
-    assert chosen.tolist() != choose(pictures, 8, 1, "queries").tolist()
-    assert len(choose(pictures, 1000, 0, "queries")) == 60
+    images = ImageStore(torch.zeros(60, 3, 8, 8, dtype=torch.uint8), torch.arange(60).clamp(max=3))
+    chosen = choose(images, 8, 0, "queries")
+    assert images.labels[chosen].bincount().tolist() == [1, 1, 1, 5]
+    assert chosen.tolist() == sorted(set(chosen.tolist())) == choose(images, 8, 0, "queries").tolist()
+    assert chosen.tolist() != choose(images, 8, 1, "queries").tolist()
+    assert len(choose(images, 1000, 0, "queries")) == 60
 
 
 def mining_of(similarity, negatives, allowed=None):
@@ -198,7 +198,7 @@ def test_shown_negatives_are_the_hardest_and_a_spread_without_repeats():
     values = [i / 100 for i in range(100)]
     shown = shown_negatives(mining_of(values, list(range(100))), 8)
     assert shown.tolist() == [[99, 98, 97, 96, 95, 63, 32, 0]]
-    # The same row of the same picture stands once; another picture as similar stays; what is no negative is absent.
+    # The same row of the same image stands once; another image as similar stays; what is no negative is absent.
     shown = shown_negatives(mining_of([0.5, 0.5, 0.5, 0.1, 0.9], [7, 7, 8, 9, 1], [True, True, True, True, False]), 4)
     assert sorted(shown[0].tolist()) in ([-1, 0, 2, 3], [-1, 1, 2, 3])
     assert shown_negatives(mining_of([0.3], [4]), 5).tolist() == [[0, -1, -1, -1, -1]]
@@ -211,13 +211,13 @@ def test_worst_queries():
     )
     assert worst_positives(scores).tolist() == [0, 2, 1, 3]
     assert worst_negatives(scores).tolist() == [2, 0, 3, 1]
-    labelled = scores._replace(
+    labeled = scores._replace(
         purity=torch.tensor([0.0, 0.0, 1.0, torch.nan]),
         purity_weighted=torch.tensor([0.0, 0.0, 1.0, torch.nan]),
         false_negatives_kept=torch.tensor([0.1, 0.3, 0.2, 0.0]),
     )
-    assert worst_positives(labelled).tolist() == [1, 0, 2, 3]
-    assert worst_negatives(labelled).tolist() == [1, 2, 0, 3]
+    assert worst_positives(labeled).tolist() == [1, 0, 2, 3]
+    assert worst_negatives(labeled).tolist() == [1, 2, 0, 3]
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -240,7 +240,7 @@ def test_every_method_gives_a_page(tmp_path, method, small):
 
 
 def test_without_labels(run, data):
-    blind = DataSet("shapes", Pictures(data.train.take(torch.arange(100))), None, ())
+    blind = ImageDataset("shapes", ImageStore(data.train.take(torch.arange(100))), None, ())
     out = run.parent / "blind.html"
     inspection = psm.inspect(run, blind, queries=10, negatives=4, others=20, progress=False, out=str(out))
     content = content_of(inspection.page)
@@ -254,7 +254,7 @@ def test_without_labels(run, data):
 
 def test_class_names_stay_text(run, data):
     hostile = "</script><b>x</b>&\udce9"
-    named = DataSet("shapes", data.train, data.test, (hostile, *data.classes[1:]))
+    named = ImageDataset("shapes", data.train, data.test, (hostile, *data.classes[1:]))
     out = run.parent / "hostile.html"
     psm.inspect(run, named, queries=10, others=20, progress=False, out=str(out))
     text = out.read_text()
@@ -263,16 +263,16 @@ def test_class_names_stay_text(run, data):
     assert content_of(out)["classes"][0] == hostile
 
 
-def test_sprites_find_their_pictures_and_fit(data):
+def test_sprites_find_their_images_and_fit(data):
     ids = torch.arange(3, 60)
     sprites = pack(data.train, ids, room=10**9)
     assert (sprites.side, sprites.pitch) == (16, 16)
     sheet = np.asarray(Image.open(_decoded(sprites.sheets[0]))).astype(int)
     for place in (0, 31, 32, 56):
         top, left = place // 32 * 16, place % 32 * 16
-        picture = data.train.take(ids[place : place + 1])[0].permute(1, 2, 0).numpy()
-        assert np.abs(sheet[top : top + 16, left : left + 16] - picture).mean() < 8
-    large = Pictures(torch.randint(0, 256, (40, 3, 100, 100), dtype=torch.uint8))
+        image = data.train.take(ids[place : place + 1])[0].permute(1, 2, 0).numpy()
+        assert np.abs(sheet[top : top + 16, left : left + 16] - image).mean() < 8
+    large = ImageStore(torch.randint(0, 256, (40, 3, 100, 100), dtype=torch.uint8))
     assert pack(large, torch.arange(40), room=10**9).side == 64
     small = pack(large, torch.arange(40), room=60_000)
     assert small.side < 64
@@ -299,8 +299,8 @@ def test_a_network_of_the_users_own(tmp_path, small):
             super().__init__()
             self.layer = torch.nn.Conv2d(3, 8, 3)
 
-        def forward(self, pictures):
-            return self.layer(pictures)
+        def forward(self, images):
+            return self.layer(images)
 
     small.pop("encoder")
     psm.pretrain(tmp_path / "run", encoder=Own(), **small | {"epochs": 1, "monitor": {"knn": False}})
@@ -327,7 +327,7 @@ def test_command_line(run, tmp_path, capsys):
         "did you mean 'queries'": ["inspect", str(run), "querys=3"],
         "too small": ["inspect", str(run), "queries=0"],
         "neither a folder": ["inspect", str(run), "data=/not/there"],
-        "was trained on": ["inspect", str(run), "pictures.limit=50"],
+        "was trained on": ["inspect", str(run), "images.limit=50"],
     }
     for says, arguments in refusals.items():
         assert main(arguments) == 2
@@ -340,8 +340,8 @@ def test_command_line(run, tmp_path, capsys):
     assert out.read_bytes() != before
 
 
-def test_other_pictures_of_the_same_number_are_refused(run, data):
-    other = DataSet("shapes", Pictures(255 - data.train.take(torch.arange(100))), None, ())
+def test_other_images_of_the_same_number_are_refused(run, data):
+    other = ImageDataset("shapes", ImageStore(255 - data.train.take(torch.arange(100))), None, ())
     with pytest.raises(UserError, match="was trained on"):
         psm.inspect(run, other, progress=False)
 
@@ -420,15 +420,15 @@ def test_keys_in_a_browser(inspection, tmp_path):
     assert said["worst"]["hash"] == hash_of(order[0], 3)
     labels = content["labels"][content["queries"]]
     name = content["classes"][labels[content["worst"]["positives"][-1][0]]]
-    assert said["start"]["title"] == f"Picture {order[0]}: {name}"
+    assert said["start"]["title"] == f"Image {order[0]}: {name}"
     assert (said["focused"], said["back"]) == ("detail", "grid")
-    assert said["walked"].startswith("negative 1 of the 10 shown: picture ")
+    assert said["walked"].startswith("negative 1 of the 10 shown: image ")
     assert (said["selected"], said["dots"], said["rows"], said["charts"]) == (1, 10, 3, 4)
     assert said["options"] == ["all", *content["classes"]]
     row = content["worst"]["positives"][-1][0]
     weights, positives = content["weights"][-1][row], content["positives"][-1][row]
-    for text, weight, picture in zip(said["figures"], weights, positives, strict=True):
-        verdict = "✓" if content["labels"][picture] == labels[row] else "✗"
+    for text, weight, image in zip(said["figures"], weights, positives, strict=True):
+        verdict = "✓" if content["labels"][image] == labels[row] else "✗"
         assert f"w {weight / 10_000:.2f}" in text
         assert verdict in text
 
@@ -436,27 +436,27 @@ def test_keys_in_a_browser(inspection, tmp_path):
 @pytest.mark.skipif(CHROMIUM is None, reason="needs chromium")
 def test_fragment_and_hostile_names_in_a_browser(run, data, tmp_path):
     names = tuple(f"<b>{name}</b></script>" for name in data.classes)
-    named = DataSet("shapes", data.train, data.test, names)
+    named = ImageDataset("shapes", data.train, data.test, names)
     inspection = psm.inspect(run, named, queries=30, others=20, progress=False, out=str(tmp_path / "page.html"))
     query = int(inspection.facts.queries[7])
-    said = in_browser(inspection.page, tmp_path, f"#query={query}&epoch=2&sort=picture")
+    said = in_browser(inspection.page, tmp_path, f"#query={query}&epoch=2&sort=image")
     assert "error" not in said
-    assert said["start"]["hash"] == f"#query={query}&epoch=2&sort=picture"
-    assert said["start"]["title"] == f"Picture {query}: {names[data.train.labels[query]]}"
+    assert said["start"]["hash"] == f"#query={query}&epoch=2&sort=image"
+    assert said["start"]["title"] == f"Image {query}: {names[data.train.labels[query]]}"
     assert said["options"][1] == names[0]
     assert said["injected"] == 0
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="needs chromium")
 def test_thousands_of_queries_without_labels_and_negatives_in_a_browser(tmp_path, small):
-    pictures = torch.randint(0, 256, (2000, 3, 8, 8), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
-    unlabelled = DataSet("pictures", Pictures(pictures), None, ())
-    small |= {"data": unlabelled, "method": "byol", "epochs": 1, "batch_size": 500, "pictures": {}}
+    images = torch.randint(0, 256, (2000, 3, 8, 8), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+    unlabeled = ImageDataset("images", ImageStore(images), None, ())
+    small |= {"data": unlabeled, "method": "byol", "epochs": 1, "batch_size": 500, "images": {}}
     psm.pretrain(tmp_path / "run", **small)
-    inspection = psm.inspect(tmp_path / "run", unlabelled, queries=2000, others=100, progress=False)
+    inspection = psm.inspect(tmp_path / "run", unlabeled, queries=2000, others=100, progress=False)
     said = in_browser(inspection.page, tmp_path)
     assert "error" not in said
     assert said["cells"] < 100  # only what is in sight is in the document
     assert (said["selected"], said["dots"], said["rows"]) == (1, 0, 1)
-    assert said["start"]["title"].startswith("Picture ")
+    assert said["start"]["title"].startswith("Image ")
     assert inspection.page.stat().st_size < 3_000_000

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 import psm
-from psm.config.schema import PicturesConfig
-from psm.data import DataSet, Pictures, load
+from psm.config.schema import ImagesConfig
+from psm.data import ImageDataset, ImageStore, load_dataset
 from psm.evaluation.mining_analysis import mined_samples
 from psm.reporting.run_page import write_page
 
@@ -20,21 +20,21 @@ def run(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def data():
-    return load("shapes", PicturesConfig(limit=100, size=16), progress=False)
+    return load_dataset("shapes", ImagesConfig(limit=100, size=16), progress=False)
 
 
 def test_mined_samples(run, data):
     queries = torch.tensor([3, 50, 99])
     found = mined_samples(run.out / "checkpoints" / "last.ckpt", data, queries, negatives=6)
-    assert [query.picture for query in found] == [3, 50, 99]
+    assert [query.image for query in found] == [3, 50, 99]
     for query in found:
         assert len(query.positives) == 3
         assert sum(sample.share for sample in query.positives) == pytest.approx(1, abs=1e-5)
-        assert query.picture not in [sample.picture for sample in query.positives]
+        assert query.image not in [sample.image for sample in query.positives]
         similarities = [sample.similarity for sample in query.negatives]
         assert similarities == sorted(similarities, reverse=True)
         for sample in (*query.positives, *query.negatives):
-            same = data.train.labels[query.picture] == data.train.labels[sample.picture]
+            same = data.train.labels[query.image] == data.train.labels[sample.image]
             assert sample.same_class == bool(same)
             assert 0 <= sample.share <= 1
 
@@ -46,8 +46,8 @@ def test_page_of_a_method_that_mines_nothing(tmp_path, small):
     assert "What was mined" not in page
 
 
-def test_page_without_labels_and_without_pictures(run, data):
-    blind = DataSet("shapes", Pictures(data.train.take(torch.arange(100))), None, ())
+def test_page_without_labels_and_without_images(run, data):
+    blind = ImageDataset("shapes", ImageStore(data.train.take(torch.arange(100))), None, ())
     page = write_page(run.out, blind).read_text()
     assert "What was mined" in page
     assert "solid blue" not in page

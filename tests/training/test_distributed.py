@@ -16,11 +16,11 @@ from torch.nn.parallel import DistributedDataParallel
 
 from psm.data.loader import share
 from psm.methods.registry import METHODS, compose
-from psm.mining.memory_bank import Bank
+from psm.mining.memory_bank import MemoryBank
 from psm.models.networks import predictor, projector
-from psm.models.siamese import Topology
+from psm.models.siamese import SiameseNetworks
 from psm.training.checkpoint import read_checkpoint
-from psm.training.distributed import gather, join_batch_norm
+from psm.training.distributed import gather, sync_batchnorm
 from psm.training.module import step_loss
 from psm.utils.run_folder import read_lines
 
@@ -43,8 +43,8 @@ class Step(nn.Module):
         self.composition = compose(method)
         topology = self.composition.topology
         head = predictor(5, 7, 5) if topology.predictor else None
-        self.networks = Topology(Encoder(), projector(10, 7, 5), head, topology.target)
-        self.bank = Bank(13, 5)
+        self.networks = SiameseNetworks(Encoder(), projector(10, 7, 5), head, topology.target)
+        self.bank = MemoryBank(13, 5)
         self._ddp_params_and_buffers_to_ignore = [f"bank.{n}" for n in ("rows", "ids", "pointer", "fill")]
 
     def forward(self, views, ids, draws, chunk=None):
@@ -55,20 +55,20 @@ def train(method, rank, world):
     """A few steps; everything that must not depend on how many processes there are."""
     step = Step(method).double()
     if world > 1:
-        join_batch_norm(step.networks, torch.device("cpu"))
+        sync_batchnorm(step.networks, torch.device("cpu"))
     wrapped = DistributedDataParallel(step) if world > 1 else step
-    optimiser = torch.optim.SGD([p for p in step.parameters() if p.requires_grad], lr=0.1)
+    optimizer = torch.optim.SGD([p for p in step.parameters() if p.requires_grad], lr=0.1)
     mine, seen = share(BATCH, rank, world), []
     for index in range(STEPS):
         random = torch.Generator().manual_seed(index)
         views = torch.randn(2, BATCH, 3, 6, 6, generator=random, dtype=torch.float64)
         ids = torch.randperm(20, generator=random)[:BATCH]
         loss, _, latest = wrapped(views[:, mine], ids[mine], torch.Generator().manual_seed(index))
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         loss.backward()
         gradients = {n: p.grad.clone() for n, p in step.named_parameters() if p.grad is not None}
-        optimiser.step()
-        step.networks.follow(0.9)
+        optimizer.step()
+        step.networks.update_target(0.9)
         step.bank.push(latest.keys, latest.ids)
         state = {n: v.clone() for n, v in step.state_dict().items()}
         seen.append({"loss": loss.detach(), "gradients": gradients, "state": state})
@@ -119,7 +119,7 @@ def chunked(method, rank, world, order, chunk):
     """Loss, gradients and statistics of one step in chunks."""
     step = Step(method).double()
     if world > 1:
-        join_batch_norm(step.networks, torch.device("cpu"))
+        sync_batchnorm(step.networks, torch.device("cpu"))
     wrapped = DistributedDataParallel(step) if world > 1 else step
     views = torch.randn(2, BATCH, 3, 6, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     mine = torch.tensor(order)[share(BATCH, rank, world)]
@@ -172,7 +172,7 @@ def test_gather_joins_in_order_and_sums_gradients(tmp_path):
 def test_joined_batch_norm_alone_is_batch_norm():
     plain = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(64, 5), nn.BatchNorm1d(5))
     inputs = torch.randn(6, 3, 6, 6)
-    joined = join_batch_norm(deepcopy(plain), torch.device("cpu"))
+    joined = sync_batchnorm(deepcopy(plain), torch.device("cpu"))
     assert torch.equal(plain(inputs), joined(inputs))
     assert plain.state_dict().keys() == joined.state_dict().keys()
     assert all(

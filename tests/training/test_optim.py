@@ -14,20 +14,20 @@ from psm.training.optim import settle, sgd
 CONFIG = OptimConfig(warmup_lr=0.1, weight_decay=1e-2)
 
 
-def steps(layer, optimiser, of):
+def steps(layer, optimizer, of):
     for index in of:
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         maps = torch.randn(4, 3, 6, 6, generator=torch.Generator().manual_seed(index))
         layer(maps).square().mean().backward()
-        optimiser.step()
+        optimizer.step()
 
 
 def test_it_is_fused_on_a_cpu_and_equals_the_plain_steps():
     layer = nn.Conv2d(3, 4, 3)
     plain = deepcopy(layer)
-    optimiser = sgd(layer.parameters(), CONFIG)
-    assert optimiser.defaults["fused"]
-    steps(layer, optimiser, range(4))
+    optimizer = sgd(layer.parameters(), CONFIG)
+    assert optimizer.defaults["fused"]
+    steps(layer, optimizer, range(4))
     steps(plain, torch.optim.SGD(plain.parameters(), 0.1, momentum=0.9, weight_decay=1e-2, foreach=False), range(4))
     torch.testing.assert_close(layer.state_dict(), plain.state_dict())
 
@@ -49,13 +49,13 @@ def test_channels_last_weights_take_the_same_steps_and_no_copies(momentum):
     layer, config = nn.Conv2d(3, 4, 3), replace(CONFIG, momentum=momentum)
     plain = deepcopy(layer)
     layer.to(memory_format=torch.channels_last)
-    optimiser = sgd(layer.parameters(), config)
-    steps(layer, optimiser, range(4))
+    optimizer = sgd(layer.parameters(), config)
+    steps(layer, optimizer, range(4))
     steps(plain, torch.optim.SGD(plain.parameters(), 0.1, momentum, weight_decay=1e-2, foreach=False), range(4))
     torch.testing.assert_close(layer.state_dict(), plain.state_dict())
     assert layer.weight.is_contiguous(memory_format=torch.channels_last)
     with profile() as trace:
-        optimiser.step()
+        optimizer.step()
     assert not {"aten::clone", "aten::copy_"} & {event.name for event in trace.events()}
 
 
@@ -69,28 +69,28 @@ def test_gradients_of_another_layout_meet_their_own_weights():
 
 def test_a_closure_gives_its_loss_and_weights_without_gradients_stay():
     weights = [nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(3))]
-    optimiser = sgd(weights, CONFIG)
+    optimizer = sgd(weights, CONFIG)
 
     def closure():
         loss = weights[0].sum()
         loss.backward()
         return loss
 
-    assert optimiser.step(closure) == 3
+    assert optimizer.step(closure) == 3
     assert (weights[0] < 1).all()
     assert (weights[1] == 1).all()
-    assert weights[1] not in optimiser.state
+    assert weights[1] not in optimizer.state
 
 
 def test_a_checkpoint_does_not_decide_how_the_step_is_taken():
     layer = nn.Conv2d(3, 4, 3)
     elsewhere = torch.optim.SGD(layer.parameters(), 0.1, momentum=0.9, foreach=True)
     steps(layer, elsewhere, range(1))
-    optimiser = sgd(layer.parameters(), CONFIG)
-    optimiser.load_state_dict(elsewhere.state_dict())
-    settle(optimiser)
-    assert (optimiser.param_groups[0]["fused"], optimiser.param_groups[0]["foreach"]) == (True, None)
-    steps(layer, optimiser, range(1))
+    optimizer = sgd(layer.parameters(), CONFIG)
+    optimizer.load_state_dict(elsewhere.state_dict())
+    settle(optimizer)
+    assert (optimizer.param_groups[0]["fused"], optimizer.param_groups[0]["foreach"]) == (True, None)
+    steps(layer, optimizer, range(1))
 
 
 def test_elsewhere_it_is_not():

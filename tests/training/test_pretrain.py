@@ -16,17 +16,17 @@ from torch import nn
 
 import psm
 from psm.config import merge as settings
-from psm.config.schema import PicturesConfig, PretrainConfig, ViewsConfig
-from psm.data import DataSet, Pictures, load
+from psm.config.schema import ImagesConfig, PretrainConfig, ViewsConfig
+from psm.data import ImageDataset, ImageStore, load_dataset
 from psm.data.loader import Batches
 from psm.losses.contrastive import contrast
 from psm.methods.build import build_networks
-from psm.models.siamese import Topology, pairs
+from psm.models.siamese import SiameseNetworks, pairs
 from psm.training.checkpoint import read_checkpoint
 from psm.training.health import feature_health, in_words
-from psm.training.module import Pretraining
+from psm.training.module import PretrainModule
 from psm.utils.errors import Diverged, UserError
-from psm.utils.run_folder import Run
+from psm.utils.run_folder import RunFolder
 from psm.utils.seeding import seed_networks
 from psm.views.transform import Views
 
@@ -47,7 +47,7 @@ def networks(width=7, hidden=5, out=3):
         return nn.Sequential(nn.Linear(inputs, hidden), nn.BatchNorm1d(hidden), nn.ReLU(), nn.Linear(hidden, outputs))
 
     encoder = nn.Sequential(nn.Flatten(), nn.Linear(3 * 4 * 4, width), nn.BatchNorm1d(width))
-    return Topology(encoder, head(width, out), head(out, out))
+    return SiameseNetworks(encoder, head(width, out), head(out, out))
 
 
 def test_topology_feeds_each_head_what_it_should():
@@ -81,7 +81,7 @@ def test_target_follows_parameters_and_keeps_its_own_statistics():
         for parameter in nets.encoder.parameters():
             parameter.add_(1.0)
     nets.encoder[2].running_mean.fill_(9.0)
-    nets.follow(0.9)
+    nets.update_target(0.9)
     online = nn.Sequential(nets.encoder, nets.projector).state_dict()
     for name, value in nets.target.state_dict().items():
         if "running" in name or "num_batches" in name:
@@ -122,9 +122,9 @@ def test_same_seed_same_weights_other_seed_other_weights(tmp_path, small):
 
 
 def test_labels_change_nothing(tmp_path, small):
-    small["pictures"] = PicturesConfig(limit=100, size=16)
-    data = load("shapes", small.pop("pictures"), progress=False)
-    blind = DataSet("shapes", Pictures(data.train.take(torch.arange(len(data.train)))), None, ())
+    small["images"] = ImagesConfig(limit=100, size=16)
+    data = load_dataset("shapes", small.pop("images"), progress=False)
+    blind = ImageDataset("shapes", ImageStore(data.train.take(torch.arange(len(data.train)))), None, ())
     del small["data"]
     seeing = psm.pretrain(tmp_path / "a", data=data, **small)
     unseeing = psm.pretrain(tmp_path / "b", data=blind, **small)
@@ -145,7 +145,7 @@ def test_resumed_equals_uninterrupted(tmp_path, small, monkeypatch, index):
     small["save"] = {"every_steps": 1}
     small["bank"] |= {"index": index}
     whole = psm.pretrain(tmp_path / "whole", **small)
-    step, losses, stops = Pretraining.training_step, {}, [1, 3, 4, 5]
+    step, losses, stops = PretrainModule.training_step, {}, [1, 3, 4, 5]
 
     def training_step(self, batch, index):
         if stops and batch.step == stops[0]:
@@ -155,7 +155,7 @@ def test_resumed_equals_uninterrupted(tmp_path, small, monkeypatch, index):
         losses.setdefault(batch.step, []).append(loss.item())
         return loss
 
-    monkeypatch.setattr(Pretraining, "training_step", training_step)
+    monkeypatch.setattr(PretrainModule, "training_step", training_step)
     for _ in range(4):
         with pytest.raises(Interruption):
             psm.pretrain(tmp_path / "parts", **small, resume="auto")
@@ -353,7 +353,7 @@ def test_overwrite_delete_removes_what_the_run_wrote_and_nothing_else(tmp_path, 
 def test_a_moved_run_is_not_written_by_two(tmp_path, small):
     """The folder that takes its place is locked as well."""
     psm.pretrain(tmp_path / "a", **small)
-    run = Run(tmp_path / "a")
+    run = RunFolder(tmp_path / "a")
     with (
         run.hold("false", "true"),
         run.replace("true"),
@@ -377,11 +377,11 @@ def test_nobody_else_s_files_are_touched(tmp_path, small, key):
 
 def test_killed_before_the_first_checkpoint_resumes_the_same_run(tmp_path, small, monkeypatch):
     whole = psm.pretrain(tmp_path / "whole", **small)
-    step = Pretraining.training_step
-    monkeypatch.setattr(Pretraining, "training_step", lambda *_: (_ for _ in ()).throw(Interruption))
+    step = PretrainModule.training_step
+    monkeypatch.setattr(PretrainModule, "training_step", lambda *_: (_ for _ in ()).throw(Interruption))
     with pytest.raises(Interruption):
         psm.pretrain(tmp_path / "a", **small)
-    monkeypatch.setattr(Pretraining, "training_step", step)
+    monkeypatch.setattr(PretrainModule, "training_step", step)
     assert not (tmp_path / "a" / "checkpoints").exists()
     again = psm.pretrain(tmp_path / "a", resume=True)
     assert same(again.encoder.state_dict(), whole.encoder.state_dict())
@@ -403,15 +403,15 @@ def test_the_same_command_resumes_where_the_batch_was_clamped(tmp_path, small):
     assert len(psm.pretrain(tmp_path / "a", **small, resume=True).metrics) == 2
 
 
-def test_resume_refuses_other_pictures(tmp_path, small):
+def test_resume_refuses_other_images(tmp_path, small):
     del small["data"]
     pixels = torch.randint(0, 255, (100, 3, 16, 16), dtype=torch.uint8)
 
     def data(count):
-        return DataSet("mine", Pictures(pixels[:count]), None, ())
+        return ImageDataset("mine", ImageStore(pixels[:count]), None, ())
 
     psm.pretrain(tmp_path / "a", data=data(100), **small)
-    with pytest.raises(UserError, match="100 pictures then, 80 now"):
+    with pytest.raises(UserError, match="100 images then, 80 now"):
         psm.pretrain(tmp_path / "a", data=data(80), resume=True)
 
 
@@ -424,9 +424,9 @@ def test_resume_refuses_other_pictures(tmp_path, small):
         (lambda out: (out / "config.yaml").write_text("epochs: 9\n"), "differs"),
         (
             lambda out: (out / "config.yaml").write_text(
-                (out / "config.yaml").read_text().replace("  out: 12", "  out: 24")
+                (out / "config.yaml").read_text().replace("  out_dim: 12", "  out_dim: 24")
             ),
-            "heads.out=24 differs from heads.out=12",
+            "heads.out_dim=24 differs from heads.out_dim=12",
         ),
     ],
 )
@@ -453,7 +453,7 @@ def test_damaged_metrics_do_not_keep_a_run_from_resuming(tmp_path, small):
         {"loss": {"temperature": math.nan}},
         {"save": {"every_steps": 0}},
         {"bank": {"size": 10**13}},
-        {"chunk_size": 1},
+        {"grad_cache_chunk": 1},
         {"compile": "nonsense"},
         {"trainer": {"max_steps": 0}},
         {"encoder": nn.Linear},
@@ -469,7 +469,7 @@ def test_values_that_make_no_sense(tmp_path, small, keys):
 def test_plain_tensors_train(tmp_path, small):
     del small["data"]
     pixels = torch.randint(0, 255, (64, 3, 16, 16), dtype=torch.uint8)
-    for name, data in (("tensor", pixels), ("array", pixels.numpy()), ("pictures", Pictures(pixels))):
+    for name, data in (("tensor", pixels), ("array", pixels.numpy()), ("images", ImageStore(pixels))):
         assert len(psm.pretrain(tmp_path / name, data=data, **small).metrics) == 2
 
 
@@ -488,8 +488,8 @@ class Noisy(nn.Module):
         super().__init__()
         self.layers = nn.Sequential(nn.Flatten(), nn.Linear(3 * 16 * 16, 8), nn.Dropout(0.5))
 
-    def forward(self, pictures):
-        return self.layers(pictures)
+    def forward(self, images):
+        return self.layers(images)
 
 
 def test_dropout_repeats_too(tmp_path, small):
@@ -522,8 +522,8 @@ class Exploding(nn.Module):
         super().__init__()
         self.linear, self.left = nn.Linear(3, 8), step
 
-    def forward(self, pictures):
-        features = self.linear(pictures.mean((2, 3)))
+    def forward(self, images):
+        features = self.linear(images.mean((2, 3)))
         if self.training and features.requires_grad:
             self.left -= 1
             if self.left == 0:
@@ -556,7 +556,7 @@ def test_a_mistake_leaves_nothing_behind(tmp_path, small):
 
 
 def test_two_processes_cannot_share_a_folder(tmp_path, small):
-    with Run(tmp_path / "a").hold("false", "false"), pytest.raises(UserError, match="another process"):
+    with RunFolder(tmp_path / "a").hold("false", "false"), pytest.raises(UserError, match="another process"):
         psm.pretrain(tmp_path / "a", **small)
     assert not (tmp_path / "a").exists()
 
@@ -568,8 +568,8 @@ class Poison(nn.Module):
         super().__init__()
         self.linear, self.passes = nn.Linear(3, 8), passes
 
-    def forward(self, pictures):
-        features = self.linear(pictures.mean((2, 3)))
+    def forward(self, images):
+        features = self.linear(images.mean((2, 3)))
         if self.training:
             self.passes -= 1
             if self.passes < 0:
@@ -588,11 +588,11 @@ def test_nan_stops_the_run_and_leaves_the_last_good_checkpoint(tmp_path, small):
 
 
 def test_short_sets(tmp_path, small):
-    """Fewer pictures than a batch train as one batch; one picture is refused."""
+    """Fewer images than a batch train as one batch; one image is refused."""
     del small["data"]
 
     def data(count):
-        return DataSet("few", Pictures(torch.randint(0, 255, (count, 3, 16, 16), dtype=torch.uint8)), None, ())
+        return ImageDataset("few", ImageStore(torch.randint(0, 255, (count, 3, 16, 16), dtype=torch.uint8)), None, ())
 
     result = psm.pretrain(tmp_path / "a", data=data(9), **small)
     assert result.config.batch_size == 8
@@ -603,29 +603,29 @@ def test_short_sets(tmp_path, small):
 
 
 def test_batches_cover_the_epoch_and_follow_the_step():
-    pictures = Pictures(torch.arange(11, dtype=torch.uint8).view(11, 1, 1, 1).expand(11, 3, 2, 2).clone())
-    batches = Batches(pictures, 3, seed=5)
+    images = ImageStore(torch.arange(11, dtype=torch.uint8).view(11, 1, 1, 1).expand(11, 3, 2, 2).clone())
+    batches = Batches(images, 3, seed=5)
     epoch = list(batches)
     ids = torch.cat([b.ids for b in epoch])
     assert len(epoch) == len(batches) == 3
     assert len(ids.unique()) == 9
-    assert all(torch.equal(b.pictures[:, 0, 0, 0].long(), b.ids) for b in epoch)
-    later = list(Batches(pictures, 3, seed=5, step=lambda: 1))
+    assert all(torch.equal(b.images[:, 0, 0, 0].long(), b.ids) for b in epoch)
+    later = list(Batches(images, 3, seed=5, step=lambda: 1))
     assert [b.step for b in later] == [1, 2]
     assert torch.equal(later[0].ids, epoch[1].ids)
-    following = list(Batches(pictures, 3, seed=5, step=lambda: 3))
+    following = list(Batches(images, 3, seed=5, step=lambda: 3))
     assert following[0].step == 3
     assert not torch.equal(torch.cat([b.ids for b in following]), ids)
 
 
 def test_shares_of_a_batch_join_to_the_batch():
-    pictures = Pictures(torch.randint(0, 255, (20, 3, 2, 2), dtype=torch.uint8))
-    whole = list(Batches(pictures, 6, seed=5))
-    parts = [list(Batches(pictures, 6, seed=5, rank=rank, world=2)) for rank in range(2)]
+    images = ImageStore(torch.randint(0, 255, (20, 3, 2, 2), dtype=torch.uint8))
+    whole = list(Batches(images, 6, seed=5))
+    parts = [list(Batches(images, 6, seed=5, rank=rank, world=2)) for rank in range(2)]
     for step, batch in enumerate(whole):
         assert torch.equal(batch.ids, torch.cat([part[step].ids for part in parts]))
     with pytest.raises(ValueError, match="evenly"):
-        Batches(pictures, 5, seed=0, world=2)
+        Batches(images, 5, seed=0, world=2)
 
 
 def test_bank_is_pushed_once_after_both_directions(tmp_path, small, monkeypatch):
@@ -637,7 +637,7 @@ def test_bank_is_pushed_once_after_both_directions(tmp_path, small, monkeypatch)
             or contrast(pair, composition, bank, ids, draws)
         ),
     )
-    small["pictures"]["limit"] = 96
+    small["images"]["limit"] = 96
     psm.pretrain(tmp_path / "a", **small | {"epochs": 1})
     first, second = seen[:2], seen[2:4]
     assert first[0] == first[1] == (0, 0, False, 32)
@@ -681,8 +681,8 @@ def test_collapse_is_said(tmp_path, small, caplog):
             super().__init__()
             self.bias = nn.Parameter(torch.ones(8))
 
-        def forward(self, pictures):
-            return self.bias.expand(len(pictures), -1)
+        def forward(self, images):
+            return self.bias.expand(len(images), -1)
 
     del small["encoder"]
     psm.pretrain(tmp_path / "a", encoder=Constant(), **small)
@@ -732,23 +732,25 @@ def test_without_soft_nothing_is_mined(tmp_path, small):
 
 def test_views_do_not_depend_on_how_the_batch_is_shared():
     views = Views(ViewsConfig(), 16, (0.5,) * 3, (0.2,) * 3)
-    pictures = torch.randint(0, 255, (8, 3, 16, 16), dtype=torch.uint8)
-    draws = views.draw(8, torch.Generator().manual_seed(0))
-    whole = views.apply(pictures, draws)
-    parts = [views.apply(pictures[s], draws[s]) for s in (slice(0, 4), slice(4, 8))]
+    images = torch.randint(0, 255, (8, 3, 16, 16), dtype=torch.uint8)
+    draws = views.sample_params(8, torch.Generator().manual_seed(0))
+    whole = views.apply(images, draws)
+    parts = [views.apply(images[s], draws[s]) for s in (slice(0, 4), slice(4, 8))]
     assert torch.allclose(whole, torch.cat(parts, 1), atol=1e-5)
 
 
-@pytest.mark.parametrize("keys", [{"chunk_size": 8}, {"compile": "aot_eager"}, {"chunk_size": 12, "compile": "eager"}])
+@pytest.mark.parametrize(
+    "keys", [{"grad_cache_chunk": 8}, {"compile": "aot_eager"}, {"grad_cache_chunk": 12, "compile": "eager"}]
+)
 def test_chunks_and_compilers_train_and_leave_plain_weights(tmp_path, small, keys):
     """A run in chunks or compiled ends with weights of the same names, near those of a plain run where it should."""
     plain = psm.pretrain(tmp_path / "plain", **small)
     other = psm.pretrain(tmp_path / "other", **small, **keys)
-    assert other.config.chunk_size == keys.get("chunk_size")
+    assert other.config.grad_cache_chunk == keys.get("grad_cache_chunk")
     left, right = (run.encoder.state_dict() for run in (plain, other))
     assert left.keys() == right.keys()
     assert psm.load_encoder(tmp_path / "other").state_dict().keys() == left.keys()
-    if "chunk_size" not in keys:  # batch norm over a chunk is another batch norm
+    if "grad_cache_chunk" not in keys:  # batch norm over a chunk is another batch norm
         assert other.metrics[0]["loss"] == pytest.approx(plain.metrics[0]["loss"], rel=1e-3)
 
 

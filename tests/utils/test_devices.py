@@ -7,14 +7,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import psm.losses.chunked
 import psm.utils.devices
 from psm.config.schema import OptimConfig, ViewsConfig
-from psm.data import Pictures
+from psm.data import ImageStore
 from psm.data.loader import Batches
 from psm.losses.contrastive import fact_names
 from psm.methods.registry import METHODS, compose
-from psm.mining.memory_bank import Bank
+from psm.mining.memory_bank import MemoryBank
 from psm.models.networks import encoder, predictor, projector
-from psm.models.siamese import Topology
-from psm.training.module import Meter, step_loss
+from psm.models.siamese import SiameseNetworks
+from psm.training.module import RunningMean, step_loss
 from psm.training.optim import sgd
 from psm.views.transform import Views
 
@@ -38,26 +38,26 @@ class Copies(TorchDispatchMode):
 def make(method, chunk=None):
     topology = compose(method).topology
     with DEVICE:
-        backbone = encoder("tiny", "small", 16)
+        backbone = encoder("tiny", "cifar", 16)
         head = predictor() if topology.predictor else None
-        networks = Topology(backbone, projector(backbone.width), head, topology.target)
-        bank = Bank(512, 128)
+        networks = SiameseNetworks(backbone, projector(backbone.width), head, topology.target)
+        bank = MemoryBank(512, 128)
         bank.push(torch.empty(512, 128), torch.arange(512))
-        meter = Meter(("loss", *fact_names(compose(method))))
-        pictures = torch.zeros(8, 3, 16, 16, dtype=torch.uint8)
+        meter = RunningMean(("loss", *fact_names(compose(method))))
+        images = torch.zeros(8, 3, 16, 16, dtype=torch.uint8)
     learned = [p for p in networks.parameters() if p.requires_grad]
-    optimiser = sgd(learned, OptimConfig(weight_decay=1e-3))
-    views = Views(ViewsConfig(blur=0.5, solarise=0.2), 16, (0.5,) * 3, (0.2,) * 3)
+    optimizer = sgd(learned, OptimConfig(weight_decay=1e-3))
+    views = Views(ViewsConfig(blur=0.5, solarize=0.2), 16, (0.5,) * 3, (0.2,) * 3)
 
     def step():
-        draws = views.draw(8, torch.Generator().manual_seed(0), device=DEVICE)
-        given = views.apply(pictures, draws, channels_last=True)
+        draws = views.sample_params(8, torch.Generator().manual_seed(0), device=DEVICE)
+        given = views.apply(images, draws, channels_last=True)
         ids = torch.arange(8, device=DEVICE)
         loss, facts, latest = step_loss(networks, given, ids, compose(method), bank, None, chunk)
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         loss.backward()
-        optimiser.step()
-        networks.follow(compose(method).topology.momentum or 0.0)
+        optimizer.step()
+        networks.update_target(compose(method).topology.momentum or 0.0)
         bank.push(latest.keys, latest.ids)
         meter.update({"loss": loss.detach(), **facts})
         return loss
@@ -77,7 +77,7 @@ def test_a_step_never_waits_for_the_device(method):
 
 @pytest.mark.parametrize("method", ["psm", "mocov2"])
 def test_chunks_and_slices_wait_for_nothing_either(method, monkeypatch):
-    monkeypatch.setattr(psm.slices, "PAIRS", 100)
+    monkeypatch.setattr(psm.losses.chunked, "PAIRS", 100)
     step = make(method, chunk=4)
     step()
     with Copies() as copies:
@@ -101,33 +101,33 @@ def test_the_meta_device_would_notice():
     assert copies.count == 1
 
 
-def pictures(count=20):
-    return Pictures(
+def images(count=20):
+    return ImageStore(
         torch.randint(0, 256, (count, 3, 4, 4), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     )
 
 
 @pytest.mark.parametrize("free", [20 * 48 * 2, 20 * 48 * 2 - 1])
-def test_pictures_live_on_the_device_when_they_fit_in_half_of_it(free, monkeypatch):
-    monkeypatch.setattr(psm.devices, "free_bytes", lambda device: free)
-    held = Batches(pictures(), 8, seed=3, device="cpu")
+def test_images_live_on_the_device_when_they_fit_in_half_of_it(free, monkeypatch):
+    monkeypatch.setattr(psm.utils.devices, "free_bytes", lambda device: free)
+    held = Batches(images(), 8, seed=3, device="cpu")
     assert (held.held is not None) == (free == 20 * 48 * 2)
     monkeypatch.undo()
-    plain = Batches(pictures(), 8, seed=3)
+    plain = Batches(images(), 8, seed=3)
     assert plain.held is None
     for one, other in zip(held, plain, strict=True):
         assert one.step == other.step
         assert torch.equal(one.ids, other.ids)
-        assert torch.equal(one.pictures, other.pictures)
+        assert torch.equal(one.images, other.images)
 
 
-def test_pictures_on_a_device_are_taken_there(monkeypatch):
-    monkeypatch.setattr(psm.devices, "free_bytes", lambda device: 10**9)
-    batches = Batches(pictures(), 8, seed=3, device="meta")
+def test_images_on_a_device_are_taken_there(monkeypatch):
+    monkeypatch.setattr(psm.utils.devices, "free_bytes", lambda device: 10**9)
+    batches = Batches(images(), 8, seed=3, device="meta")
     iterator = iter(batches)
     first = next(iterator)
     with Copies() as copies:
         batch = next(iterator)
     assert copies.count == 0
-    assert first.pictures.device == batch.ids.device == DEVICE
-    assert batch.pictures.shape == (8, 3, 4, 4)
+    assert first.images.device == batch.ids.device == DEVICE
+    assert batch.images.shape == (8, 3, 4, 4)

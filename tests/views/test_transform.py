@@ -1,4 +1,4 @@
-"""Views against slow references: scalar crops, interpolation of the cut-out box, colour changes one after another."""
+"""Views against slow references: scalar crops, interpolation of the cut-out box, color changes one after another."""
 
 import math
 from dataclasses import fields, replace
@@ -14,10 +14,10 @@ from torch.nn import functional
 from psm.config.schema import ViewsConfig
 from psm.kernels import crop as crops
 from psm.utils.errors import UserError
-from psm.views.transform import LUMA, Draws, Views, blurred, channel_statistics, crop_boxes, cropped, recoloured
+from psm.views.transform import LUMA, AugmentParams, Views, blurred, channel_statistics, crop_boxes, cropped, recolored
 
-ZERO, ONE = (0.0, 0.0, 0.0), (1.0, 1.0, 1.0)  # a normalisation that changes nothing
-NEVER = {"flip": 0.0, "jitter": 0.0, "grayscale": 0.0, "blur": 0.0, "solarise": 0.0}
+ZERO, ONE = (0.0, 0.0, 0.0), (1.0, 1.0, 1.0)  # a normalization that changes nothing
+NEVER = {"flip": 0.0, "jitter": 0.0, "grayscale": 0.0, "blur": 0.0, "solarize": 0.0}
 WHOLE = {"crop": [1.0, 1.0], "ratio": [1.0, 1.0]}
 
 
@@ -32,7 +32,7 @@ def generator(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-def random_pictures(count: int, height: int = 32, width: int = 32, seed: int = 1) -> torch.Tensor:
+def random_images(count: int, height: int = 32, width: int = 32, seed: int = 1) -> torch.Tensor:
     return torch.randint(0, 256, (count, 3, height, width), dtype=torch.uint8, generator=generator(seed))
 
 
@@ -40,9 +40,9 @@ def plain_views(size: int = 32, **changes) -> Views:
     return Views(ViewsConfig(**changes), size, ZERO, ONE)
 
 
-def neutral(count: int) -> Draws:
+def neutral(count: int) -> AugmentParams:
     """The draws of one view that changes nothing."""
-    return plain_views(**NEVER, **WHOLE).draw(count, generator(), views=1).views()[0]
+    return plain_views(**NEVER, **WHOLE).sample_params(count, generator(), views=1).views()[0]
 
 
 def luma(pixels: torch.Tensor) -> torch.Tensor:
@@ -59,7 +59,7 @@ def assert_rate(happened: torch.Tensor, probability: float) -> None:
 
 
 def reference_box(areas, ratios, place, height, width, limits):
-    """torchvision's rule, one picture at a time; None where float32 and float64 could round differently."""
+    """torchvision's rule, one image at a time; None where float32 and float64 could round differently."""
     for area, ratio in zip(areas, ratios, strict=True):
         exact_height = math.sqrt(area * height * width / ratio)
         exact_width = math.sqrt(area * height * width * ratio)
@@ -91,7 +91,7 @@ def reference_box(areas, ratios, place, height, width, limits):
 )
 def test_boxes_equal_the_scalar_rule(height, width, changes):
     views = plain_views(**changes)
-    draws = views.draw(1000, generator(), views=1).views()[0]
+    draws = views.sample_params(1000, generator(), views=1).views()[0]
     limits = views.config.ratio
     found = torch.stack(crop_boxes(draws, height, width, limits), dim=1).tolist()
     compared = 0
@@ -107,7 +107,7 @@ def test_boxes_equal_the_scalar_rule(height, width, changes):
 
 def test_boxes_have_the_distribution_of_areas_ratios_and_places():
     size = 1000  # rounding to pixels is negligible
-    draws = plain_views(crop=[0.2, 0.7]).draw(20_000, generator(), views=1).views()[0]
+    draws = plain_views(crop=[0.2, 0.7]).sample_params(20_000, generator(), views=1).views()[0]
     top, left, height, width = crop_boxes(draws, size, size, [3 / 4, 4 / 3])
     area, log_ratio = height * width / size**2, (width / height).log()
     assert 0.199 < area.min() < 0.201
@@ -137,9 +137,12 @@ def test_a_place_just_below_one_stays_inside():
 @settings(max_examples=60, deadline=None)
 @given(data=st.data(), height=st.integers(8, 96), width=st.integers(8, 96), size=st.sampled_from([8, 17, 32, 64, 96]))
 def test_a_crop_is_the_interpolation_of_its_box(data, height, width, size):
-    pixels = random_pictures(1, height, width).float() / 255
+    pixels = random_images(1, height, width).float() / 255
     box_height, box_width = data.draw(st.integers(1, height)), data.draw(st.integers(1, width))
-    top, left = data.draw(st.integers(0, height - box_height)), data.draw(st.integers(0, width - box_width))
+    top, left = (
+        data.draw(st.integers(0, height - box_height)),
+        data.draw(st.integers(0, width - box_width)),
+    )
     flip = data.draw(st.booleans())
     box = tuple(torch.tensor([float(number)]) for number in (top, left, box_height, box_width))
     view = cropped(pixels, box, torch.tensor([flip]), size)
@@ -148,44 +151,44 @@ def test_a_crop_is_the_interpolation_of_its_box(data, height, width, size):
     torch.testing.assert_close(view, expected.flip(3) if flip else expected, atol=2e-5, rtol=0)
 
 
-def test_a_whole_crop_of_the_same_size_is_the_picture():
-    pictures = random_pictures(5)
+def test_a_whole_crop_of_the_same_size_is_the_image():
+    images = random_images(5)
     views = plain_views(**NEVER, **WHOLE)
-    result = views.apply(pictures, views.draw(5, generator()))
-    torch.testing.assert_close(result, (pictures.float() / 255).expand(2, -1, -1, -1, -1))
+    result = views.apply(images, views.sample_params(5, generator()))
+    torch.testing.assert_close(result, (images.float() / 255).expand(2, -1, -1, -1, -1))
 
 
 def test_flips_happen_at_their_rate_and_mirror_columns():
     views = plain_views(**NEVER | {"flip": 0.3}, **WHOLE)
-    draws = views.draw(4000, generator())
+    draws = views.sample_params(4000, generator())
     assert_rate(draws.flip, 0.3)
-    pictures = random_pictures(50)
+    images = random_images(50)
     few = draws[:50]
-    result = views.apply(pictures, few)
-    pixels = pictures.float() / 255
+    result = views.apply(images, few)
+    pixels = images.float() / 255
     expected = torch.where(few.flip[:, :, None, None, None], pixels.flip(3), pixels)
     torch.testing.assert_close(result, expected)
     assert few.flip.any()
     assert not few.flip.all()
 
 
-# Colour
+# Color
 
 
 def muted_pixels(count: int = 6, seed: int = 2) -> torch.Tensor:
-    """Colours far enough from black and white for no change to be cut off."""
+    """Colors far enough from black and white for no change to be cut off."""
     return 0.35 + 0.2 * torch.rand(count, 3, 9, 7, generator=generator(seed))
 
 
 def test_brightness_scales():
     pixels, factors = muted_pixels(), torch.linspace(0, 1.7, 6)
-    result = recoloured(pixels, replace(neutral(6), brightness=factors))
+    result = recolored(pixels, replace(neutral(6), brightness=factors))
     torch.testing.assert_close(result, pixels * factors[:, None, None, None])
 
 
 def test_contrast_scales_about_the_mean_luma():
     pixels, factors = muted_pixels(), torch.linspace(0, 1.6, 6)
-    result = recoloured(pixels, replace(neutral(6), contrast=factors))
+    result = recolored(pixels, replace(neutral(6), contrast=factors))
     pivot = luma(pixels).mean((1, 2))
     torch.testing.assert_close(luma(result).mean((1, 2)), pivot)
     pivot, factors = pivot[:, None, None, None], factors[:, None, None, None]
@@ -194,22 +197,22 @@ def test_contrast_scales_about_the_mean_luma():
 
 def test_saturation_keeps_luma():
     pixels, factors = muted_pixels(), torch.linspace(0, 1.6, 6)
-    result = recoloured(pixels, replace(neutral(6), saturation=factors))
+    result = recolored(pixels, replace(neutral(6), saturation=factors))
     torch.testing.assert_close(luma(result), luma(pixels))
-    grey, factors = luma(pixels)[:, None], factors[:, None, None, None]
-    torch.testing.assert_close(result, grey + factors * (pixels - grey))
+    gray, factors = luma(pixels)[:, None], factors[:, None, None, None]
+    torch.testing.assert_close(result, gray + factors * (pixels - gray))
 
 
-def test_hue_keeps_the_mean_of_channels_and_the_distance_from_grey():
+def test_hue_keeps_the_mean_of_channels_and_the_distance_from_gray():
     pixels = muted_pixels()
-    result = recoloured(pixels, replace(neutral(6), turn=torch.linspace(-0.5, 0.4, 6)))
+    result = recolored(pixels, replace(neutral(6), turn=torch.linspace(-0.5, 0.4, 6)))
     torch.testing.assert_close(result.mean(1), pixels.mean(1))
     torch.testing.assert_close(result.var(1), pixels.var(1))
 
 
 def test_hue_of_no_turn_or_a_full_one_is_the_identity_and_a_third_passes_channels_on():
     pixels = muted_pixels(3)
-    result = recoloured(pixels, replace(neutral(3), turn=torch.tensor([0.0, 1.0, 1 / 3])))
+    result = recolored(pixels, replace(neutral(3), turn=torch.tensor([0.0, 1.0, 1 / 3])))
     torch.testing.assert_close(result[:2], pixels[:2], atol=1e-6, rtol=0)
     red, green, blue = pixels[2]
     torch.testing.assert_close(result[2], torch.stack([blue, red, green]), atol=1e-6, rtol=0)
@@ -218,17 +221,17 @@ def test_hue_of_no_turn_or_a_full_one_is_the_identity_and_a_third_passes_channel
 def test_grayscale_gives_luma_in_every_channel():
     pixels = muted_pixels(4)
     drawn = torch.tensor([True, False, True, False])
-    result = recoloured(pixels, replace(neutral(4), grayscale=drawn))
+    result = recolored(pixels, replace(neutral(4), grayscale=drawn))
     expected = torch.where(drawn[:, None, None, None], luma(pixels)[:, None].expand_as(pixels), pixels)
     torch.testing.assert_close(result, expected)
 
 
-def test_all_colour_changes_equal_one_after_another_in_any_order():
+def test_all_color_changes_equal_one_after_another_in_any_order():
     pixels = muted_pixels()
     numbers = torch.rand(4, 6, generator=generator(3)) * 0.4
     brightness, contrast, saturation, turn = numbers[0] + 0.8, numbers[1] + 0.8, numbers[2] + 0.8, numbers[3] - 0.2
     grayscale = torch.tensor([False, False, False, True, True, False])
-    result = recoloured(
+    result = recolored(
         pixels,
         replace(
             neutral(6), brightness=brightness, contrast=contrast, saturation=saturation, turn=turn, grayscale=grayscale
@@ -238,33 +241,33 @@ def test_all_colour_changes_equal_one_after_another_in_any_order():
     for index in range(6):
         factors = [float(part[index]) for part in (brightness, contrast, saturation)]
 
-        def brighten(picture, factor):
-            return picture * factor
+        def brighten(image, factor):
+            return image * factor
 
-        def contrasted(picture, factor):
-            return factor * picture + (1 - factor) * luma(picture[None]).mean()
+        def contrasted(image, factor):
+            return factor * image + (1 - factor) * luma(image[None]).mean()
 
-        def saturate(picture, factor):
-            return factor * picture + (1 - factor) * luma(picture[None])
+        def saturate(image, factor):
+            return factor * image + (1 - factor) * luma(image[None])
 
         steps = list(zip((brighten, contrasted, saturate), factors, strict=True))
         for order in permutations(steps):
-            picture = pixels[index].double()
+            image = pixels[index].double()
             for step, factor in order:
-                picture = step(picture, factor)
+                image = step(image, factor)
             angle = 2 * math.pi * float(turn[index])
-            along = (axis @ picture.flatten(1)) * axis[:, None]  # Rodrigues' formula, colour by colour
-            across = picture.flatten(1) - along
+            along = (axis @ image.flatten(1)) * axis[:, None]  # Rodrigues' formula, color by color
+            across = image.flatten(1) - along
             turned = torch.linalg.cross(axis[:, None].expand_as(across), across, dim=0)
-            picture = (along + math.cos(angle) * across + math.sin(angle) * turned).view_as(picture)
+            image = (along + math.cos(angle) * across + math.sin(angle) * turned).view_as(image)
             if grayscale[index]:
-                picture = luma(picture[None]).expand_as(picture)
-            torch.testing.assert_close(result[index], picture.float(), atol=1e-5, rtol=0)
+                image = luma(image[None]).expand_as(image)
+            torch.testing.assert_close(result[index], image.float(), atol=1e-5, rtol=0)
 
 
-def test_colours_are_cut_off_at_black_and_white():
+def test_colors_are_cut_off_at_black_and_white():
     pixels = torch.rand(2, 3, 5, 5, generator=generator())
-    result = recoloured(
+    result = recolored(
         pixels, replace(neutral(2), brightness=torch.tensor([3.0, 1.0]), contrast=torch.tensor([1.0, 5.0]))
     )
     torch.testing.assert_close(result[0], (3 * pixels[0]).clamp(max=1))
@@ -273,7 +276,7 @@ def test_colours_are_cut_off_at_black_and_white():
 
 
 def test_jitter_and_grayscale_are_drawn_at_their_rates_within_their_ranges():
-    draws = plain_views().draw(5000, generator())
+    draws = plain_views().sample_params(5000, generator())
     jittered = draws.brightness != 1
     assert_rate(jittered, 0.8)
     assert_rate(draws.grayscale, 0.2)
@@ -289,15 +292,15 @@ def test_jitter_and_grayscale_are_drawn_at_their_rates_within_their_ranges():
         assert drawn.max() <= 1 + 1e-6
         quantiles = torch.tensor([0.1, 0.5, 0.9])
         torch.testing.assert_close(drawn.quantile(quantiles), quantiles, atol=0.02, rtol=0)
-    strong = plain_views(brightness=1.5).draw(5000, generator()).brightness
+    strong = plain_views(brightness=1.5).sample_params(5000, generator()).brightness
     assert 0 <= strong.min() < 0.01
     assert 2.49 < strong.max() <= 2.5
 
 
-# Blur and solarisation
+# Blur and solarization
 
 
-def test_blur_equals_a_convolution_of_the_mirrored_picture():
+def test_blur_equals_a_convolution_of_the_mirrored_image():
     radius, pixels = 6, torch.rand(4, 3, 20, 20, generator=generator())
     sigmas = [0.1, 0.7, 1.3, 2.0]
     result = blurred(pixels, torch.tensor(sigmas), radius)
@@ -309,12 +312,12 @@ def test_blur_equals_a_convolution_of_the_mirrored_picture():
             ]
         )
         kernel = (weights / weights.sum()).expand(3, 1, -1, -1)
-        picture = pixels[index]
-        rows = torch.cat([picture[:, :radius].flip(1), picture, picture[:, -radius:].flip(1)], dim=1)
+        image = pixels[index]
+        rows = torch.cat([image[:, :radius].flip(1), image, image[:, -radius:].flip(1)], dim=1)
         mirrored = torch.cat([rows[:, :, :radius].flip(2), rows, rows[:, :, -radius:].flip(2)], dim=2)
         expected = functional.conv2d(mirrored[None], kernel, groups=3)[0]
         torch.testing.assert_close(result[index], expected, atol=1e-5, rtol=0)
-        inner = functional.conv2d(picture[None], kernel, groups=3)[0]
+        inner = functional.conv2d(image[None], kernel, groups=3)[0]
         torch.testing.assert_close(result[index, :, radius:-radius, radius:-radius], inner, atol=1e-5, rtol=0)
 
 
@@ -336,7 +339,7 @@ def test_a_view_that_drew_no_blur_is_untouched():
 
 
 def test_blur_is_drawn_at_its_rate_within_its_range():
-    sigma = plain_views(blur=0.5).draw(5000, generator()).sigma
+    sigma = plain_views(blur=0.5).sample_params(5000, generator()).sigma
     assert_rate(sigma > 0, 0.5)
     drawn = sigma[sigma > 0]
     assert 0.1 <= drawn.min() < 0.12
@@ -344,27 +347,27 @@ def test_blur_is_drawn_at_its_rate_within_its_range():
     assert drawn.median().item() == pytest.approx(1.05, abs=0.05)
 
 
-def test_apply_blurs_and_solarises_what_drew_it():
-    pictures = random_pictures(40)
-    pixels = pictures.float() / 255
+def test_apply_blurs_and_solarizes_what_drew_it():
+    images = random_images(40)
+    pixels = images.float() / 255
     views = plain_views(**NEVER | {"blur": 0.5}, **WHOLE)
-    draws = views.draw(40, generator(), views=1)
-    torch.testing.assert_close(views.apply(pictures, draws)[0], blurred(pixels, draws.sigma[0], 6))
+    draws = views.sample_params(40, generator(), views=1)
+    torch.testing.assert_close(views.apply(images, draws)[0], blurred(pixels, draws.sigma[0], 6))
 
-    views = plain_views(**NEVER | {"solarise": 0.4}, **WHOLE)
-    assert_rate(views.draw(4000, generator()).solarise, 0.4)
-    draws = views.draw(40, generator(), views=1)
+    views = plain_views(**NEVER | {"solarize": 0.4}, **WHOLE)
+    assert_rate(views.sample_params(4000, generator()).solarize, 0.4)
+    draws = views.sample_params(40, generator(), views=1)
     inverted = torch.where(pixels >= 0.5, 1 - pixels, pixels)
-    expected = torch.where(draws.solarise[0, :, None, None, None], inverted, pixels)
-    torch.testing.assert_close(views.apply(pictures, draws)[0], expected)
+    expected = torch.where(draws.solarize[0, :, None, None, None], inverted, pixels)
+    torch.testing.assert_close(views.apply(images, draws)[0], expected)
 
 
 # The whole
 
 
 def everything(size: int = 32, **changes) -> Views:
-    """Every step switched on, with a normalisation that differs by channel."""
-    config = ViewsConfig(size=size, blur=0.5, solarise=0.3, **changes)
+    """Every step switched on, with a normalization that differs by channel."""
+    config = ViewsConfig(size=size, blur=0.5, solarize=0.3, **changes)
     return Views(config, 32, mean=(0.4, 0.5, 0.6), std=(0.2, 0.25, 0.3))
 
 
@@ -373,7 +376,7 @@ def everything(size: int = 32, **changes) -> Views:
 @pytest.mark.parametrize(("height", "width"), [(32, 32), (20, 45), (96, 64)])
 def test_views_have_their_shape_range_and_strides(size, height, width, channels_last):
     views = everything(size)
-    result = views.apply(random_pictures(6, height, width), views.draw(6, generator(), views=3), channels_last)
+    result = views.apply(random_images(6, height, width), views.sample_params(6, generator(), views=3), channels_last)
     assert result.shape == (3, 6, 3, size, size)
     assert result.dtype == torch.float32
     flat = result.flatten(0, 1)
@@ -387,66 +390,66 @@ def test_views_have_their_shape_range_and_strides(size, height, width, channels_
 
 
 def test_channels_last_changes_no_value():
-    views, pictures = everything(), random_pictures(6)
-    draws = views.draw(6, generator())
-    assert torch.equal(views.apply(pictures, draws), views.apply(pictures, draws, channels_last=True))
+    views, images = everything(), random_images(6)
+    draws = views.sample_params(6, generator())
+    assert torch.equal(views.apply(images, draws), views.apply(images, draws, channels_last=True))
 
 
-def test_normalisation_comes_last():
-    pictures = random_pictures(8)
-    normalised = everything()
-    bare = Views(normalised.config, 32, ZERO, ONE)
-    draws = bare.draw(8, generator())
+def test_normalization_comes_last():
+    images = random_images(8)
+    normalized = everything()
+    bare = Views(normalized.config, 32, ZERO, ONE)
+    draws = bare.sample_params(8, generator())
     mean, std = torch.tensor([[0.4, 0.5, 0.6], [0.2, 0.25, 0.3]])[:, :, None, None]
-    torch.testing.assert_close(normalised.apply(pictures, draws), (bare.apply(pictures, draws) - mean) / std)
+    torch.testing.assert_close(normalized.apply(images, draws), (bare.apply(images, draws) - mean) / std)
 
 
-def test_a_picture_s_views_depend_on_its_own_draws_alone():
-    views, pictures = everything(), random_pictures(11)
-    draws = views.draw(11, generator())
-    whole = views.apply(pictures, draws)
-    parts = [views.apply(pictures[part], draws[part]) for part in (slice(0, 4), slice(4, 5), slice(5, 11))]
+def test_a_image_s_views_depend_on_its_own_draws_alone():
+    views, images = everything(), random_images(11)
+    draws = views.sample_params(11, generator())
+    whole = views.apply(images, draws)
+    parts = [views.apply(images[part], draws[part]) for part in (slice(0, 4), slice(4, 5), slice(5, 11))]
     torch.testing.assert_close(torch.cat(parts, dim=1), whole, atol=1e-5, rtol=0)
     order = torch.tensor([3, 1, 10])
-    torch.testing.assert_close(views.apply(pictures[order], draws[order]), whole[:, order], atol=1e-5, rtol=0)
+    torch.testing.assert_close(views.apply(images[order], draws[order]), whole[:, order], atol=1e-5, rtol=0)
 
 
-def test_draws_repeat_with_their_generator_and_differ_between_pictures_and_views():
+def test_draws_repeat_with_their_generator_and_differ_between_images_and_views():
     views = everything()
-    first, again, other = (views.draw(16, generator(seed)) for seed in (4, 4, 5))
-    picture = random_pictures(1).expand(16, -1, -1, -1)
-    assert torch.equal(views.apply(picture, first), views.apply(picture, again))
-    results = views.apply(picture, first).flatten(0, 1).flatten(1)
+    first, again, other = (views.sample_params(16, generator(seed)) for seed in (4, 4, 5))
+    image = random_images(1).expand(16, -1, -1, -1)
+    assert torch.equal(views.apply(image, first), views.apply(image, again))
+    results = views.apply(image, first).flatten(0, 1).flatten(1)
     distances = torch.cdist(results, results) + torch.eye(32) * 1e6
     assert distances.min() > 0.1
-    assert not torch.equal(views.apply(picture, first), views.apply(picture, other))
+    assert not torch.equal(views.apply(image, first), views.apply(image, other))
 
 
 def test_one_probability_changed_leaves_the_other_draws_alone():
-    without, with_blur = (plain_views(blur=blur).draw(50, generator()) for blur in (0.0, 0.9))
-    for field in fields(Draws):
+    without, with_blur = (plain_views(blur=blur).sample_params(50, generator()) for blur in (0.0, 0.9))
+    for field in fields(AugmentParams):
         same = torch.equal(getattr(without, field.name), getattr(with_blur, field.name))
         assert same == (field.name != "sigma")
 
 
 def test_draws_are_sliced_and_moved():
-    draws = everything().draw(7, generator(), views=3)
+    draws = everything().sample_params(7, generator(), views=3)
     assert len(draws) == 7
     assert len(draws[2:5]) == 3
     assert torch.equal(draws[2:5].area, draws.area[:, 2:5])
-    mine = everything().draw(7, generator(), views=3, share=slice(2, 5))
+    mine = everything().sample_params(7, generator(), views=3, share=slice(2, 5))
     assert torch.equal(mine.area, draws.area[:, 2:5])
-    moved = everything().draw(7, generator(), views=3, device="meta")
+    moved = everything().sample_params(7, generator(), views=3, device="meta")
     assert {getattr(moved, field.name).device.type for field in fields(moved)} == {"meta"}
     assert [torch.equal(part.turn, draws.turn[index]) for index, part in enumerate(draws.views())] == [True] * 3
 
 
 def test_autocast_changes_nothing():
-    views, pictures = everything(48), random_pictures(6)
-    draws = views.draw(6, generator())
-    outside, plain = views.apply(pictures, draws), views.plain(pictures)
+    views, images = everything(48), random_images(6)
+    draws = views.sample_params(6, generator())
+    outside, plain = views.apply(images, draws), views.plain(images)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        inside, plain_inside = views.apply(pictures, draws), views.plain(pictures)
+        inside, plain_inside = views.apply(images, draws), views.plain(images)
     assert inside.dtype == plain_inside.dtype == torch.float32
     assert torch.equal(inside, outside)
     assert torch.equal(plain_inside, plain)
@@ -454,43 +457,43 @@ def test_autocast_changes_nothing():
 
 def test_nothing_waits_for_a_value():
     """With fake tensors, which have shapes and no values, whatever would need a value on the host raises."""
-    views, pictures = everything(), random_pictures(6)
-    draws = views.draw(6, generator())
-    views.apply(pictures, draws)  # constants are made once, before
+    views, images = everything(), random_images(6)
+    draws = views.sample_params(6, generator())
+    views.apply(images, draws)  # constants are made once, before
     with FakeTensorMode() as mode:
-        fake = Draws(*(mode.from_tensor(getattr(draws, field.name)) for field in fields(draws)))
+        fake = AugmentParams(*(mode.from_tensor(getattr(draws, field.name)) for field in fields(draws)))
         with pytest.raises(DataDependentOutputException):
             fake.area.max().item()
         mode.allow_non_fake_inputs = True
-        assert views.apply(mode.from_tensor(pictures), fake).shape == (2, 6, 3, 32, 32)
+        assert views.apply(mode.from_tensor(images), fake).shape == (2, 6, 3, 32, 32)
 
 
-def test_the_number_of_pictures_and_their_strides_do_not_matter():
+def test_the_number_of_images_and_their_strides_do_not_matter():
     views = everything(200)  # large enough to be made in several parts
-    pictures = random_pictures(13)
-    draws = views.draw(13, generator())
-    result = views.apply(pictures, draws)
-    assert torch.equal(views.apply(pictures.contiguous(memory_format=torch.channels_last), draws), result)
-    torch.testing.assert_close(views.apply(pictures[12:], draws[12:]), result[:, 12:], atol=1e-5, rtol=0)
-    assert views.apply(pictures[:0], draws[:0]).shape == (2, 0, 3, 200, 200)
+    images = random_images(13)
+    draws = views.sample_params(13, generator())
+    result = views.apply(images, draws)
+    assert torch.equal(views.apply(images.contiguous(memory_format=torch.channels_last), draws), result)
+    torch.testing.assert_close(views.apply(images[12:], draws[12:]), result[:, 12:], atol=1e-5, rtol=0)
+    assert views.apply(images[:0], draws[:0]).shape == (2, 0, 3, 200, 200)
 
 
-def test_the_pictures_are_left_as_they_are():
-    views, pictures = everything(), random_pictures(4)
-    before = pictures.clone()
-    views.apply(pictures, views.draw(4, generator()))
-    views.plain(pictures)
-    assert torch.equal(pictures, before)
+def test_the_images_are_left_as_they_are():
+    views, images = everything(), random_images(4)
+    before = images.clone()
+    views.apply(images, views.sample_params(4, generator()))
+    views.plain(images)
+    assert torch.equal(images, before)
 
 
 @pytest.mark.parametrize("size", [16, 32, 40])
-def test_plain_only_resizes_and_normalises(size):
-    pictures = random_pictures(3, 32, 32)
-    pixels = pictures.float() / 255
+def test_plain_only_resizes_and_normalizes(size):
+    images = random_images(3, 32, 32)
+    pixels = images.float() / 255
     if size != 32:
         pixels = functional.interpolate(pixels, (size, size), mode="bilinear", antialias=True)
     mean, std = torch.tensor([[0.4, 0.5, 0.6], [0.2, 0.25, 0.3]])[:, :, None, None]
-    torch.testing.assert_close(everything(size).plain(pictures), (pixels - mean) / std)
+    torch.testing.assert_close(everything(size).plain(images), (pixels - mean) / std)
 
 
 # Configuration
@@ -536,7 +539,7 @@ def test_a_set_value_overrides_the_preset_and_the_given_configuration_stays():
         ({"jitter": 1.5}, "views.jitter"),
         ({"grayscale": math.nan}, "views.grayscale"),
         ({"blur": "often"}, "views.blur is 'often'"),
-        ({"solarise": True}, "views.solarise"),
+        ({"solarize": True}, "views.solarize"),
         ({"brightness": -1.0}, "views.brightness"),
         ({"contrast": math.inf}, "views.contrast"),
         ({"saturation": -0.4}, "views.saturation"),
@@ -550,51 +553,51 @@ def test_a_value_out_of_range_is_refused_by_name(changes, says):
 
 
 @pytest.mark.parametrize(("mean", "std"), [((0.5,), (0.5,)), (ZERO, ZERO), (ZERO, (1.0, math.nan, 1.0))])
-def test_a_normalisation_that_cannot_be_is_refused(mean, std):
-    with pytest.raises(UserError, match="cannot normalise"):
+def test_a_normalization_that_cannot_be_is_refused(mean, std):
+    with pytest.raises(UserError, match="cannot normalize"):
         Views(ViewsConfig(), 32, mean, std)
 
 
-def test_pictures_of_another_kind_or_number_are_refused():
+def test_images_of_another_kind_or_number_are_refused():
     views = plain_views()
-    draws = views.draw(4, generator())
+    draws = views.sample_params(4, generator())
     with pytest.raises(UserError, match=r"float32 of shape \(4, 3, 32, 32\)"):
         views.apply(torch.rand(4, 3, 32, 32), draws)
     with pytest.raises(UserError, match=r"uint8 of shape \(4, 1, 32, 32\)"):
-        views.plain(random_pictures(4)[:, :1])
-    with pytest.raises(UserError, match="3 pictures cannot take the draws of 4"):
-        views.apply(random_pictures(3), draws)
+        views.plain(random_images(4)[:, :1])
+    with pytest.raises(UserError, match="3 images cannot take the draws of 4"):
+        views.apply(random_images(3), draws)
 
 
 # Channel statistics
 
 
 class Held:
-    """The part of a store of pictures that the statistics need; it remembers what was taken."""
+    """The part of a store of images that the statistics need; it remembers what was taken."""
 
-    def __init__(self, pictures: torch.Tensor):
-        self.pictures, self.taken = pictures, []
+    def __init__(self, images: torch.Tensor):
+        self.images, self.taken = images, []
 
     def __len__(self) -> int:
-        return len(self.pictures)
+        return len(self.images)
 
     def take(self, indices: torch.Tensor) -> torch.Tensor:
         self.taken += indices.tolist()
-        return self.pictures[indices]
+        return self.images[indices]
 
 
-def test_statistics_are_those_of_all_pictures():
-    pictures = random_pictures(250, 6, 5) // torch.tensor([1, 2, 3], dtype=torch.uint8)[:, None, None]
-    held = Held(pictures)
+def test_statistics_are_those_of_all_images():
+    images = random_images(250, 6, 5) // torch.tensor([1, 2, 3], dtype=torch.uint8)[:, None, None]
+    held = Held(images)
     mean, std = channel_statistics(held)
-    pixels = pictures.double() / 255
+    pixels = images.double() / 255
     assert mean == pytest.approx(pixels.mean((0, 2, 3)).tolist())
     assert std == pytest.approx(pixels.std((0, 2, 3), unbiased=False).tolist())
     assert held.taken == list(range(250))
 
 
-def test_statistics_of_many_pictures_take_evenly_spaced_ones():
-    held = Held(random_pictures(1000, 2, 2))
+def test_statistics_of_many_images_take_evenly_spaced_ones():
+    held = Held(random_images(1000, 2, 2))
     channel_statistics(held, limit=251)
     steps = torch.tensor(held.taken).diff()
     assert len(held.taken) == 251
@@ -603,9 +606,9 @@ def test_statistics_of_many_pictures_take_evenly_spaced_ones():
     assert steps.max() <= 4
 
 
-def test_statistics_of_one_colour_can_normalise_and_none_are_refused():
+def test_statistics_of_one_color_can_normalize_and_none_are_refused():
     mean, std = channel_statistics(Held(torch.full((3, 3, 4, 4), 51, dtype=torch.uint8)))
     assert mean == pytest.approx((0.2, 0.2, 0.2))
     assert std == pytest.approx((1 / 255,) * 3)
-    with pytest.raises(UserError, match="no picture"):
-        channel_statistics(Held(random_pictures(0)))
+    with pytest.raises(UserError, match="no image"):
+        channel_statistics(Held(random_images(0)))

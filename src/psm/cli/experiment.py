@@ -8,7 +8,7 @@ from typing import Any
 
 from psm.config import merge as settings
 from psm.config.schema import ExperimentConfig, PretrainConfig
-from psm.experiments.catalogue import EXPERIMENTS
+from psm.experiments.catalog import EXPERIMENTS
 from psm.experiments.plan import RESERVED, Request, check_keys, make_plan, read_request
 from psm.experiments.presets import PRESETS
 from psm.utils.errors import UserError, did_you_mean

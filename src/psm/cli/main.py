@@ -10,7 +10,7 @@ from psm.config import merge as settings
 from psm.config.schema import DataConfig, EvaluateConfig, ExperimentConfig, InspectConfig, MethodsConfig, PretrainConfig
 from psm.utils.errors import Diverged, UserError, did_you_mean
 
-USAGE = """psm: learn image encoders from unlabelled pictures by contrastive learning with mined samples
+USAGE = """psm: learn image encoders from unlabeled images by contrastive learning with mined samples
 
   psm pretrain out=runs/a data=cifar10 method=psm epochs=200
   psm evaluate checkpoint=runs/a
@@ -24,15 +24,15 @@ Arguments are key=value, nested keys dotted (positives.k=10); config=FILE.yaml g
 
 
 def pretrain(arguments: Sequence[str]) -> None:
-    wishes = settings.parse(arguments, PretrainConfig)
-    settings.build(PretrainConfig, *wishes)  # a mistyped key is answered before anything heavy is imported
+    overrides = settings.parse(arguments, PretrainConfig)
+    settings.build(PretrainConfig, *overrides)  # a mistyped key is answered before anything heavy is imported
     from psm.kernels.malloc import keep_freed_memory
     from psm.reporting.run_page import write_page
     from psm.training.pretrain import run_pretraining
     from psm.utils.run_folder import launched
 
     keep_freed_memory()
-    result = run_pretraining(*wishes)
+    result = run_pretraining(*overrides)
     if launched():
         return
     print(f"encoder: {result.out / 'encoder.safetensors'}")
@@ -41,13 +41,13 @@ def pretrain(arguments: Sequence[str]) -> None:
 
 
 def evaluate(arguments: Sequence[str]) -> None:
-    wishes = settings.parse(arguments, EvaluateConfig)
-    settings.build(EvaluateConfig, *wishes)
+    overrides = settings.parse(arguments, EvaluateConfig)
+    settings.build(EvaluateConfig, *overrides)
     from psm.evaluation.evaluate import run_evaluation
     from psm.reporting.run_page import write_page
     from psm.reporting.terminal import scores_table
 
-    evaluation = run_evaluation(*wishes)
+    evaluation = run_evaluation(*overrides)
     scores_table(evaluation.scores)
     if evaluation.run is not None:
         print(f"page: {write_page(evaluation.run, evaluation.training_data)}")
@@ -56,11 +56,11 @@ def evaluate(arguments: Sequence[str]) -> None:
 def inspect(arguments: Sequence[str]) -> None:
     first, *rest = arguments or [""]
     named = bool(first) and "=" not in first and not first.startswith("-")  # `psm inspect runs/a` is how it is said
-    wishes = settings.parse([f"run={first}", *rest] if named else arguments, InspectConfig)
-    settings.build(InspectConfig, *wishes)
+    overrides = settings.parse([f"run={first}", *rest] if named else arguments, InspectConfig)
+    settings.build(InspectConfig, *overrides)
     from psm.reporting.inspector import run_inspection
 
-    inspection = run_inspection(*wishes)
+    inspection = run_inspection(*overrides)
     print(f"page: {inspection.page} ({inspection.page.stat().st_size / 1e6:.1f} MB)")
     for sentence in inspection.remarks:
         print(sentence)
@@ -78,7 +78,7 @@ def data(arguments: Sequence[str]) -> None:
     from psm.reporting.terminal import data_table, published_table
 
     if config.sheet and not config.data:
-        raise UserError("sheet= shows pictures of a data set: give data= too.")
+        raise UserError("sheet= shows images of a data set: give data= too.")
     data_table(config) if config.data else published_table()
 
 

@@ -34,15 +34,15 @@ def rows(schema: type, prefix: str = "") -> Iterator[Row]:
             yield Row(f"{prefix}{f.name}", type_name(hint), _shown(default), f.metadata["meaning"], hint)
 
 
-def build(schema: type, *wishes: Mapping[str, Any], base: Any = None) -> Any:
-    """An instance of the schema: ``base`` (or its defaults) with nested wishes merged in, the later ones winning."""
+def build(schema: type, *overrides: Mapping[str, Any], base: Any = None) -> Any:
+    """An instance of the schema: ``base`` (or its defaults) with nested overrides merged in, the later ones winning."""
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
     merged = OmegaConf.structured(schema() if base is None else base)
     known = {row.key: row for row in rows(schema)}
-    for wish in wishes:
-        for dotted, value in flatten(wish, known):
+    for override in overrides:
+        for dotted, value in flatten(override, known):
             row = _known(dotted, known, schema)
             value = value.item() if hasattr(value, "item") and hasattr(value, "dtype") else value  # numpy's numbers
             if isinstance(value, bool) and row.hint is str:

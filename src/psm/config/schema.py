@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 OBJECTIVES = ("contrastive", "regression", "variance-covariance")
-RULES = ("key", "nearest", "neighbours")
+RULES = ("key", "nearest", "neighbors")
 WEIGHTINGS = ("V0", "V1", "V2", "V3", "V4")
 INDEXES = ("exact", "faiss")
 SOURCES = ("views", "positives", "bank", "queries", "none")
@@ -17,7 +17,7 @@ CALL_KEYS = ("out", "resume", "overwrite", "progress")
 MAY_CHANGE = {
     *CALL_KEYS,
     *("accelerator", "devices", "num_nodes", "strategy", "loggers"),
-    *("pictures.root", "pictures.download", "pictures.memory", "pictures.cache", "pictures.max_unreadable"),
+    *("images.root", "images.download", "images.memory", "images.cache", "images.max_unreadable"),
 }
 
 
@@ -30,16 +30,16 @@ def key(default: Any, meaning: str) -> Any:
 
 
 @dataclass
-class PicturesConfig:
-    """Where pictures come from and how they are held. Labels serve evaluation and diagnostics only."""
+class ImagesConfig:
+    """Where images come from and how they are held. Labels serve evaluation and diagnostics only."""
 
     root: str = key("data", "folder that holds the published sets (cifar10, cifar100, tiny-imagenet) or receives them")
     download: bool = key(True, "download a published set that is not there")
-    size: int | None = key(None, "side in pixels at which pictures are held; none: the set's own")
-    limit: int | None = key(None, "use only so many training pictures, drawn evenly over classes where labels exist")
-    split: str = key("paper", "tiny-imagenet: paper (90 % / 10 % of the labelled pictures) or official (train / val)")
+    size: int | None = key(None, "side in pixels at which images are held; none: the set's own")
+    limit: int | None = key(None, "use only so many training images, drawn evenly over classes where labels exist")
+    split: str = key("paper", "tiny-imagenet: paper (90 % / 10 % of the labeled images) or official (train / val)")
     labels: str = key("auto", "folders: auto, subfolder (the first level below the split names the class) or none")
-    test_share: float = key(0.1, "labelled folders without a test, val or valid folder: share of each class held out")
+    test_share: float = key(0.1, "labeled folders without a test, val or valid folder: share of each class held out")
     max_unreadable: float = key(0.1, "refuse a folder when more than this share of its files cannot be read")
     memory: float = key(4.0, "hold sets up to so many GB in memory; larger ones go through a memory-mapped cache")
     cache: str | None = key(None, "folder of that cache; none: psm below the user's cache folder")
@@ -47,29 +47,29 @@ class PicturesConfig:
 
 @dataclass
 class ViewsConfig:
-    """How two views of each picture are drawn, each picture with its own draws. None: as the preset says."""
+    """How two views of each image are drawn, each image with its own draws. None: as the preset says."""
 
     preset: str = key("auto", "small (no blur), large (with blur) or auto: small below 64 pixels")
-    size: int | None = key(None, "side of a view in pixels; none: that of the pictures held")
+    size: int | None = key(None, "side of a view in pixels; none: that of the images held")
     crop: list[float] | None = key(None, "random resized crop: smallest and largest share of the area")
     ratio: list[float] | None = key(None, "random resized crop: smallest and largest aspect ratio")
     flip: float | None = key(None, "probability of a horizontal flip")
-    jitter: float | None = key(None, "probability of colour jitter")
+    jitter: float | None = key(None, "probability of color jitter")
     brightness: float | None = key(None, "jitter: factor drawn from 1 - this to 1 + this")
     contrast: float | None = key(None, "jitter: factor drawn from 1 - this to 1 + this")
     saturation: float | None = key(None, "jitter: factor drawn from 1 - this to 1 + this")
-    hue: float | None = key(None, "jitter: turn drawn from - this to this, in turns of the colour circle (at most 0.5)")
-    grayscale: float | None = key(None, "probability of dropping colour")
+    hue: float | None = key(None, "jitter: turn drawn from - this to this, in turns of the color circle (at most 0.5)")
+    grayscale: float | None = key(None, "probability of dropping color")
     blur: float | None = key(None, "probability of a Gaussian blur")
     sigma: list[float] | None = key(None, "blur: smallest and largest standard deviation, in pixels of the view")
-    solarise: float | None = key(None, "probability of inverting the pixels brighter than the middle")
+    solarize: float | None = key(None, "probability of inverting the pixels brighter than the middle")
 
 
 @dataclass
 class PositivesConfig:
     """Which vectors a query is pulled to. None: as the method says."""
 
-    rule: str | None = key(None, "key: the other view; nearest: its nearest bank row; neighbours: the key and k rows")
+    rule: str | None = key(None, "key: the other view; nearest: its nearest bank row; neighbors: the key and k rows")
     k: int | None = key(None, "how many positives are mined (eq. 3)")
     weighting: str | None = key(None, "weights of the mined positives: V0 (eq. 5), V1, V2, V3 or V4 (figure 5)")
 
@@ -96,7 +96,7 @@ class BankConfig:
 
     size: int | None = key(None, "rows in the bank")
     index: str | None = key(None, "exact, or faiss: an approximate search, for large banks on a CPU")
-    own: bool | None = key(None, "let a query meet stale copies of its own picture there (the papers' plain reading)")
+    own: bool | None = key(None, "let a query meet stale copies of its own image there (the papers' plain reading)")
 
 
 @dataclass
@@ -126,8 +126,8 @@ class TopologyConfig:
 class HeadsConfig:
     """Projector and predictor: two layers each (encoder - hidden - out and out - hidden - out)."""
 
-    hidden: int = key(512, "width of the hidden layer")
-    out: int = key(128, "width of projections and predictions")
+    hidden_dim: int = key(512, "width of the hidden layer")
+    out_dim: int = key(128, "width of projections and predictions")
 
 
 @dataclass
@@ -146,10 +146,10 @@ class OptimConfig:
 class MonitorConfig:
     """What is measured while training."""
 
-    knn: bool = key(True, "score the encoder by nearest neighbours where labels exist")
+    knn: bool = key(True, "score the encoder by nearest neighbors where labels exist")
     every: int = key(1, "do so every so many epochs, and after the last")
-    pictures: int = key(5000, "training pictures that vote in it, at most")
-    test_pictures: int = key(2000, "test pictures that are scored in it, at most")
+    images: int = key(5000, "training images that vote in it, at most")
+    test_images: int = key(2000, "test images that are scored in it, at most")
     log_every: int = key(50, "send the loss to the loggers every so many steps")
     purity: bool = key(False, "how often mined rows have the query's label (figure 1); needs labels and a bank")
 
@@ -164,15 +164,15 @@ class SaveConfig:
 
 @dataclass
 class PretrainConfig:
-    """psm pretrain: learn an encoder from unlabelled pictures."""
+    """psm pretrain: learn an encoder from unlabeled images."""
 
     out: str = key("", "run folder to write (needed)")
-    data: str = key("shapes", "shapes, cifar10, cifar100, tiny-imagenet, or a folder of pictures")
+    data: str = key("shapes", "shapes, cifar10, cifar100, tiny-imagenet, or a folder of images")
     method: str = key("psm", "see `psm methods`")
     encoder: str = key("resnet18", "tiny, resnet18, resnet34, resnet50, torchvision/NAME or timm/NAME")
-    stem: str = key("auto", "small (3x3), imagenet (7x7 and pooling) or auto: small below 96 pixels")
-    epochs: int = key(200, "how often the pictures are seen")
-    batch_size: int = key(256, "pictures a step over all devices together")
+    stem: str = key("auto", "cifar (3x3), imagenet (7x7 and pooling) or auto: cifar below 96 pixels")
+    epochs: int = key(200, "how often the images are seen")
+    batch_size: int = key(256, "images a step over all devices together")
     seed: int = key(0, "decides every random draw")
     resume: str = key(
         "false", "true: continue the run in out; auto: or start it if out is new or empty; or a snapshot, epoch-0010"
@@ -183,9 +183,9 @@ class PretrainConfig:
     num_nodes: int = key(1, "machines that train together")
     strategy: str = key("auto", "Lightning's: auto, ddp, ddp_spawn, ...")
     precision: str = key("32-true", "Lightning's: 32-true, bf16-mixed, 16-mixed, ...")
-    join_batch_norm: bool = key(True, "batch norm over all devices' pictures, so that their number changes nothing")
-    chunk_size: int | None = key(
-        None, "pictures that go through the networks at a time on a device, for batches too large for its memory"
+    sync_batchnorm: bool = key(True, "batch norm over all devices' images, so that their number changes nothing")
+    grad_cache_chunk: int | None = key(
+        None, "images that go through the networks at a time on a device, for batches too large for its memory"
     )
     compile: str | None = key(None, "compile the networks with this backend of torch.compile, for example inductor")
     channels_last: bool | None = key(None, "memory layout of convolutions; none: where it was measured to be faster")
@@ -194,7 +194,7 @@ class PretrainConfig:
     )
     progress: bool = key(True, "show a progress bar")
     trainer: dict[str, Any] = key(dict, "anything else for Lightning's Trainer, for example trainer.deterministic=true")
-    pictures: PicturesConfig = key(PicturesConfig, "")
+    images: ImagesConfig = key(ImagesConfig, "")
     views: ViewsConfig = key(ViewsConfig, "")
     heads: HeadsConfig = key(HeadsConfig, "")
     positives: PositivesConfig = key(PositivesConfig, "")
@@ -209,10 +209,10 @@ class PretrainConfig:
 
 @dataclass
 class KnnConfig:
-    """Weighted nearest neighbours on frozen features."""
+    """Weighted nearest neighbors on frozen features."""
 
-    enabled: bool = key(True, "score by nearest neighbours")
-    k: int = key(20, "neighbours that vote (fewer where there are fewer training pictures)")
+    enabled: bool = key(True, "score by nearest neighbors")
+    k: int = key(20, "neighbors that vote (fewer where there are fewer training images)")
     temperature: float = key(0.1, "a vote weighs exp(cosine similarity / temperature)")
 
 
@@ -222,8 +222,8 @@ class LinearConfig:
 
     enabled: bool = key(True, "score by a linear layer")
     epochs: int = key(100, "how often the training features are seen")
-    batch_size: int = key(256, "pictures a step")
-    lr: float = key(0.1, "learning rate of SGD, falling by a cosine to zero; features are standardised first")
+    batch_size: int = key(256, "images a step")
+    lr: float = key(0.1, "learning rate of SGD, falling by a cosine to zero; features are standardized first")
     momentum: float = key(0.9, "momentum of SGD")
     weight_decay: float = key(0.0, "weight decay")
     augment: bool = key(False, "random crops and flips at every epoch (features are then computed anew each time)")
@@ -237,12 +237,12 @@ class EvaluateConfig:
     data: str | None = key(None, "as in pretrain; none: the data that the encoder was trained on")
     out: str | None = key(None, "folder for scores.jsonl; none: the run folder, or the folder of the file")
     baselines: bool = key(False, "also score raw pixels and an untrained encoder")
-    batch_size: int = key(512, "pictures a forward pass")
+    batch_size: int = key(512, "images a forward pass")
     seed: int = key(0, "decides the linear layer's start and order")
     accelerator: str = key("auto", "Lightning's: auto, cpu, gpu, mps")
     precision: str = key("32-true", "32-true, bf16-mixed or 16-mixed, for the features")
     progress: bool = key(True, "show progress bars")
-    pictures: PicturesConfig = key(PicturesConfig, "")
+    images: ImagesConfig = key(ImagesConfig, "")
     knn: KnnConfig = key(KnnConfig, "")
     linear: LinearConfig = key(LinearConfig, "")
 
@@ -252,15 +252,15 @@ class InspectConfig:
     """psm inspect: a page that shows what a run mined, query by query and epoch by epoch."""
 
     run: str = key("", "run folder to look into (needed; may stand alone: psm inspect runs/a)")
-    data: str | None = key(None, "where the run's pictures are now, if they have moved; none: where they were")
+    data: str | None = key(None, "where the run's images are now, if they have moved; none: where they were")
     out: str | None = key(None, "page to write; none: inspect.html in the run folder, replaced if it is there")
     overwrite: bool = key(False, "replace the page that out names")
-    queries: int = key(300, "pictures to mine for, drawn evenly over classes where labels exist")
+    queries: int = key(300, "images to mine for, drawn evenly over classes where labels exist")
     negatives: int = key(48, "negatives shown of a query: half of them its hardest, half spread over the others")
-    others: int = key(512, "pictures that stand for the rest of a batch, where negatives come from the batch")
-    seed: int = key(0, "decides which pictures are queries and which the others")
+    others: int = key(512, "images that stand for the rest of a batch, where negatives come from the batch")
+    seed: int = key(0, "decides which images are queries and which the others")
     progress: bool = key(True, "show a progress bar")
-    pictures: PicturesConfig = key(PicturesConfig, "")
+    images: ImagesConfig = key(ImagesConfig, "")
 
 
 @dataclass
@@ -268,8 +268,8 @@ class DataConfig:
     """psm data: what a data set holds; without data= the list of published sets."""
 
     data: str | None = key(None, "as in pretrain")
-    sheet: str | None = key(None, "write a contact sheet of some pictures to this PNG file")
-    pictures: PicturesConfig = key(PicturesConfig, "")
+    sheet: str | None = key(None, "write a contact sheet of some images to this PNG file")
+    images: ImagesConfig = key(ImagesConfig, "")
 
 
 @dataclass

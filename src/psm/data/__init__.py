@@ -1,18 +1,18 @@
-"""Where pictures come from. Every source ends as one store of uint8 pictures with labels for evaluation only."""
+"""Where images come from. Every source ends as one store of uint8 images with labels for evaluation only."""
 
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from psm.data.dataset import DataSet, Pictures
-    from psm.data.factory import load
+    from psm.data.dataset import ImageDataset, ImageStore
+    from psm.data.factory import load_dataset
 
-__all__ = ["DataSet", "Pictures", "load"]
+__all__ = ["ImageDataset", "ImageStore", "load_dataset"]
 
-_HOMES = {"load": "psm.data.factory", "DataSet": "psm.data.dataset", "Pictures": "psm.data.dataset"}
+_HOMES = {"load_dataset": "psm.data.factory", "ImageDataset": "psm.data.dataset", "ImageStore": "psm.data.dataset"}
 
 
 def __getattr__(name: str) -> Any:
-    """Import on first use, so that the catalogue can be read without torch."""
+    """Import on first use, so that the catalog can be read without torch."""
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module

@@ -1,4 +1,4 @@
-"""Pictures too many for memory: decoded once into a file that is memory-mapped from then on.
+"""Images too many for memory: decoded once into a file that is memory-mapped from then on.
 
 An entry is a folder named by its fingerprint, with the raw pixels and a manifest. It is built under another name and
 renamed when complete, so a folder of the right name is a complete one; a killed build leaves only a ``.part`` folder,
@@ -14,25 +14,25 @@ from pathlib import Path
 
 import numpy as np
 
-from psm.config.schema import PicturesConfig
+from psm.config.schema import ImagesConfig
 from psm.utils.errors import UserError
 from psm.utils.locking import locked
 
 _PIXELS, _MANIFEST = "pixels.bin", "manifest.json"
-_HINT = "set pictures.cache to a folder with room, or make the set smaller with pictures.size or pictures.limit"
+_HINT = "set images.cache to a folder with room, or make the set smaller with images.size or images.limit"
 
 Windows = Iterable[tuple[np.ndarray, list[tuple[int, str]]]]
 
 
-def folder(config: PicturesConfig) -> Path:
-    """The cache folder: pictures.cache, or ``psm`` below the user's cache folder. Created when missing."""
+def folder(config: ImagesConfig) -> Path:
+    """The cache folder: images.cache, or ``psm`` below the user's cache folder. Created when missing."""
     home = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "psm"
     place = Path(config.cache).expanduser() if config.cache else home
     try:
         place.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(
-            f"The cache folder {place} cannot be made ({error.strerror}); set pictures.cache to a folder you can write."
+            f"The cache folder {place} cannot be made ({error.strerror}); set images.cache to a folder you can write."
         ) from None
     return place
 
@@ -112,7 +112,7 @@ def _check_room(place: Path, needed: int) -> None:
     free = shutil.disk_usage(place).free
     if needed > free:
         raise UserError(
-            f"The pictures need {needed / 1e9:.1f} GB in the cache folder {place}, where {free / 1e9:.1f} GB are free; "
+            f"The images need {needed / 1e9:.1f} GB in the cache folder {place}, where {free / 1e9:.1f} GB are free; "
             f"{_HINT}."
         )
 

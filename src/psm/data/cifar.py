@@ -10,11 +10,11 @@ import numpy as np
 import torch
 from PIL import Image
 
-from psm.config.schema import PicturesConfig
+from psm.config.schema import ImagesConfig
 from psm.data import decode, safe_pickle
 from psm.data import materialize as store
 from psm.data import splits as choosing
-from psm.data.dataset import DataSet, Pictures
+from psm.data.dataset import ImageDataset, ImageStore
 from psm.utils.errors import UserError
 
 _SIDE = 32
@@ -47,8 +47,8 @@ def found(root: Path, name: str | None = None) -> tuple[Path, Layout] | None:
     return None
 
 
-def load(root: Path, layout: Layout, config: PicturesConfig, progress: bool) -> DataSet:
-    """The published train and test pictures, all checked for their shape and labels."""
+def load(root: Path, layout: Layout, config: ImagesConfig, progress: bool) -> ImageDataset:
+    """The published train and test images, all checked for their shape and labels."""
     files = [*layout.train, layout.test, layout.names]
     missing = [file for file in files if not (root / file).is_file()]
     if missing:
@@ -69,8 +69,10 @@ def load(root: Path, layout: Layout, config: PicturesConfig, progress: bool) -> 
     mark = f"cifar {decode.VERSION} {root.resolve()} {stamp} {size} {config.limit}"
     recipes = [_recipe(layout.name, part[0], size, f"{mark} {i}") for i, part in enumerate((train, test))]
     held = store.hold(recipes, config, progress)
-    stores = [Pictures(made.pixels, torch.from_numpy(part[1])) for made, part in zip(held, (train, test), strict=True)]
-    return DataSet(layout.name, stores[0], stores[1], tuple(classes))
+    stores = [
+        ImageStore(made.pixels, torch.from_numpy(part[1])) for made, part in zip(held, (train, test), strict=True)
+    ]
+    return ImageDataset(layout.name, stores[0], stores[1], tuple(classes))
 
 
 def _recipe(name: str, rows: np.ndarray, size: int, mark: str) -> store.Recipe:
@@ -78,7 +80,7 @@ def _recipe(name: str, rows: np.ndarray, size: int, mark: str) -> store.Recipe:
         pixels = rows[start:stop].reshape(-1, 3, _SIDE, _SIDE)
         if size == _SIDE:
             return pixels, []
-        images = (Image.fromarray(np.ascontiguousarray(picture.transpose(1, 2, 0))) for picture in pixels)
+        images = (Image.fromarray(np.ascontiguousarray(image.transpose(1, 2, 0))) for image in pixels)
         return np.stack([np.asarray(decode.fitted(image, size)).transpose(2, 0, 1) for image in images]), []
 
     fingerprint = hashlib.sha256(mark.encode("utf-8", "backslashreplace")).hexdigest()[:32]
@@ -92,7 +94,7 @@ def _read_pickle(path: Path, classes: int) -> Batch:
     array = safe_pickle.as_array(labels)
     labels = labels if array is None else array.tolist()
     if data is None or data.dtype != np.uint8 or data.ndim != 2 or data.shape[1] != _PIXELS or len(data) == 0:
-        raise UserError(f"{path} holds no uint8 pictures of {_PIXELS} values each; replace it by the published file.")
+        raise UserError(f"{path} holds no uint8 images of {_PIXELS} values each; replace it by the published file.")
     if not isinstance(labels, list) or not all(type(label) is int for label in labels):
         raise UserError(f"{path} holds no list of labels; replace it by the published file.")
     return data, _checked(path, labels, len(data), classes)
@@ -100,7 +102,7 @@ def _read_pickle(path: Path, classes: int) -> Batch:
 
 def _checked(path: Path, labels: Any, count: int, classes: int) -> np.ndarray:
     if len(labels) != count:
-        raise UserError(f"{path} holds {count} pictures and {len(labels)} labels; replace it by the published file.")
+        raise UserError(f"{path} holds {count} images and {len(labels)} labels; replace it by the published file.")
     if min(labels) < 0 or max(labels) >= classes:
         raise UserError(f"{path} holds labels outside 0 to {classes - 1}; replace it by the published file.")
     return np.array(labels, dtype=np.int64)
@@ -111,7 +113,7 @@ def _read_binary(path: Path, classes: int) -> Batch:
     values = np.fromfile(path, dtype=np.uint8)
     if len(values) == 0 or len(values) % (head + _PIXELS):
         raise UserError(
-            f"{path} has {len(values):,} bytes, not a whole number of pictures of {head + _PIXELS}; it is cut short, "
+            f"{path} has {len(values):,} bytes, not a whole number of images of {head + _PIXELS}; it is cut short, "
             "replace it by the published file."
         )
     rows = values.reshape(-1, head + _PIXELS)

@@ -1,4 +1,4 @@
-"""The one store of pictures that everything else reads, in memory or memory-mapped."""
+"""The one store of images that everything else reads, in memory or memory-mapped."""
 
 from dataclasses import dataclass
 
@@ -6,17 +6,17 @@ import numpy as np
 import torch
 
 
-class Pictures:
-    """uint8 pictures of one size. A picture's id is its index. Labels, where known, serve evaluation only."""
+class ImageStore:
+    """uint8 images of one size. An image's id is its index. Labels, where known, serve evaluation only."""
 
     def __init__(self, pixels: np.ndarray | torch.Tensor, labels: torch.Tensor | None = None):
         """``pixels`` is uint8 (N, 3, H, W), an array, a tensor or a memory map; ``labels`` is int64 (N,)."""
         if isinstance(pixels, torch.Tensor):
             pixels = pixels.cpu().numpy()
         if pixels.dtype != np.uint8 or pixels.ndim != 4 or pixels.shape[1] != 3:
-            raise ValueError(f"pictures are uint8 (N, 3, H, W), not {pixels.dtype} {tuple(pixels.shape)}")
+            raise ValueError(f"images are uint8 (N, 3, H, W), not {pixels.dtype} {tuple(pixels.shape)}")
         if labels is not None and len(labels) != len(pixels):
-            raise ValueError(f"{len(labels)} labels for {len(pixels)} pictures")
+            raise ValueError(f"{len(labels)} labels for {len(pixels)} images")
         self.labels = labels
         self._pixels = pixels
 
@@ -25,21 +25,21 @@ class Pictures:
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """(3, H, W) of every picture."""
+        """(3, H, W) of every image."""
         return self._pixels.shape[1:]
 
     @property
     def mapped(self) -> bool:
-        """Whether the pictures stay on disk and are read as they are needed."""
+        """Whether the images stay on disk and are read as they are needed."""
         return isinstance(self._pixels, np.memmap)
 
     def take(self, indices: torch.Tensor) -> torch.Tensor:
-        """A copy of some pictures in the order asked for, uint8 (B, 3, H, W)."""
+        """A copy of some images in the order asked for, uint8 (B, 3, H, W)."""
         indices = torch.as_tensor(indices, dtype=torch.int64, device="cpu")
         if not self.mapped:
             return torch.from_numpy(self._pixels).index_select(0, indices)
         if len(indices) and not 0 <= int(indices.min()) <= int(indices.max()) < len(self):
-            raise IndexError(f"picture ids run from 0 to {len(self) - 1}")
+            raise IndexError(f"image ids run from 0 to {len(self) - 1}")
         batch = torch.empty((len(indices), *self.shape), dtype=torch.uint8)
         rows = batch.numpy()
         # In the order of the file, so that the disk reads forwards.
@@ -49,20 +49,20 @@ class Pictures:
 
 
 @dataclass(frozen=True)
-class DataSet:
+class ImageDataset:
     """A loaded set: what trains, what tests, and what could not be read."""
 
     name: str
-    train: Pictures
-    test: Pictures | None
+    train: ImageStore
+    test: ImageStore | None
     classes: tuple[str, ...]
     unreadable: tuple[tuple[str, str], ...] = ()
 
     @property
     def size(self) -> int:
-        """Side of the pictures in pixels."""
+        """Side of the images in pixels."""
         return self.train.shape[-1]
 
     @property
-    def labelled(self) -> bool:
+    def labeled(self) -> bool:
         return self.train.labels is not None

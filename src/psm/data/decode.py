@@ -1,4 +1,4 @@
-"""One file to one uint8 picture (3, size, size), whatever its format, mode and size, or the reason why not."""
+"""One file to one uint8 image (3, size, size), whatever its format, mode and size, or the reason why not."""
 
 import logging
 import warnings
@@ -28,29 +28,29 @@ _TURNS = {
 
 
 class Unreadable(Exception):
-    """A file that holds no picture; the message is the reason."""
+    """A file that holds no image; the message is the reason."""
 
 
 def decode(path: Path, size: int) -> np.ndarray:
-    """The picture in a file, upright, over white, its shorter side ``size`` and its centre cut out."""
+    """The image in a file, upright, over white, its shorter side ``size`` and its center cut out."""
     with _opened(path) as image:
         image.draft(None, (2 * size, 2 * size))  # JPEG: decodes at a half, a quarter or an eighth where that is enough
         image.load()
         turn = _TURNS.get(_orientation(image))
         square = fitted(_rgb(image), size)
-        if turn is not None:  # a square centre turns with its picture, and costs less to turn
+        if turn is not None:  # a square center turns with its image, and costs less to turn
             square = square.transpose(turn)
         return np.ascontiguousarray(np.asarray(square).transpose(2, 0, 1))
 
 
 def shorter_side(path: Path) -> int:
-    """The shorter side of a file's picture in pixels, from its header alone."""
+    """The shorter side of a file's image in pixels, from its header alone."""
     with _opened(path) as image:
         return min(image.size)
 
 
 def fitted(image: Image.Image, size: int) -> Image.Image:
-    """The centre square at ``size``: as if the shorter side were resized and the rest cropped, at less cost."""
+    """The center square at ``size``: as if the shorter side were resized and the rest cropped, at less cost."""
     width, height = image.size
     if width == height == size:
         return image
@@ -76,7 +76,7 @@ def quietly() -> Iterator[None]:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[Image.Image]:
-    # A decoder may raise anything at all on hostile bytes, and whatever it is, the file holds no picture for us.
+    # A decoder may raise anything at all on hostile bytes, and whatever it is, the file holds no image for us.
     try:
         if path.stat().st_size == 0:
             raise Unreadable("the file is empty")
@@ -88,7 +88,7 @@ def _opened(path: Path) -> Iterator[Image.Image]:
     except Unreadable:
         raise
     except UnidentifiedImageError:
-        raise Unreadable("not a picture of a known format") from None
+        raise Unreadable("not an image of a known format") from None
     except Image.DecompressionBombError:
         raise Unreadable(f"more than {_MOST_PIXELS:,} pixels") from None
     except OSError as error:
@@ -114,7 +114,7 @@ def _rgb(image: Image.Image) -> Image.Image:
 
 
 def _eight_bits(image: Image.Image) -> np.ndarray:
-    """Grey values of more than 8 bits as uint8: by the full range of their kind where it is evident, else by their own.
+    """Gray values of more than 8 bits as uint8: by the full range of their kind where it is evident, else by their own.
 
     Integers within 0..65535 count as 16-bit; floats within 0..1 as shares of white, and within 0..255 as they are.
     """

@@ -26,9 +26,7 @@ def install(archive: Archive, root: Path, progress: bool, download: bool = True)
     """Make ``root / archive.folder`` exist, from the archive if that lies in ``root``, else from the network."""
     try:
         if not download and not (root / archive.file).is_file():
-            raise UserError(
-                f"{archive.folder} is not in {root} and pictures.download is off; {by_hand(archive, root)}."
-            )
+            raise UserError(f"{archive.folder} is not in {root} and images.download is off; {by_hand(archive, root)}.")
         root.mkdir(parents=True, exist_ok=True)
         with locked(root / f".{archive.folder}.lock"):
             if (root / archive.folder).is_dir():  # another process was faster
@@ -36,7 +34,7 @@ def install(archive: Archive, root: Path, progress: bool, download: bool = True)
             _install(archive, root, progress)
     except OSError as error:
         raise UserError(
-            f"{archive.folder} cannot be stored in {root} ({error.strerror or error}); set pictures.root to a folder "
+            f"{archive.folder} cannot be stored in {root} ({error.strerror or error}); set images.root to a folder "
             "you can write, with room for it."
         ) from None
 

@@ -4,19 +4,19 @@ from pathlib import Path
 
 import torch
 
-from psm.config.schema import PicturesConfig
+from psm.config.schema import ImagesConfig
 from psm.data import cifar, download, tiny_imagenet
 from psm.data import image_folder as folder
 from psm.data import materialize as store
 from psm.data import synthetic_shapes as shapes
-from psm.data.dataset import DataSet, Pictures
+from psm.data.dataset import ImageDataset, ImageStore
 from psm.data.registry import ARCHIVES, NAMES
 from psm.utils.errors import UserError, did_you_mean
 
 
-def load(data: str, config: PicturesConfig | None = None, progress: bool = True) -> DataSet:
-    """A set by its name (shapes, cifar10, cifar100, tiny-imagenet) or by the path of a folder of pictures."""
-    config = config or PicturesConfig()
+def load_dataset(data: str, config: ImagesConfig | None = None, progress: bool = True) -> ImageDataset:
+    """A set by its name (shapes, cifar10, cifar100, tiny-imagenet) or by the path of a folder of images."""
+    config = config or ImagesConfig()
     _check(config)
     name = str(data)
     if name == "shapes":
@@ -26,10 +26,10 @@ def load(data: str, config: PicturesConfig | None = None, progress: bool = True)
     path = Path(name).expanduser()
     if not path.is_dir():
         raise UserError(_unknown(name, path))
-    return _recognised(path, config, progress) or folder.load(path, config, progress)
+    return _recognized(path, config, progress) or folder.load(path, config, progress)
 
 
-def _published(name: str, config: PicturesConfig, progress: bool) -> DataSet:
+def _published(name: str, config: ImagesConfig, progress: bool) -> ImageDataset:
     root = Path(config.root).expanduser()
     loaded = _in(root, name, config, progress)
     if loaded is None:
@@ -41,7 +41,7 @@ def _published(name: str, config: PicturesConfig, progress: bool) -> DataSet:
     return loaded
 
 
-def _in(root: Path, name: str | None, config: PicturesConfig, progress: bool) -> DataSet | None:
+def _in(root: Path, name: str | None, config: ImagesConfig, progress: bool) -> ImageDataset | None:
     """The named set (or any published one) from a folder that is or holds it."""
     if name in (None, "cifar10", "cifar100") and (place := cifar.found(root, name)):
         return cifar.load(*place, config, progress)
@@ -50,7 +50,7 @@ def _in(root: Path, name: str | None, config: PicturesConfig, progress: bool) ->
     return None
 
 
-def _recognised(path: Path, config: PicturesConfig, progress: bool) -> DataSet | None:
+def _recognized(path: Path, config: ImagesConfig, progress: bool) -> ImageDataset | None:
     """A published layout at a path, unless the path holds other folders too and could mean any of them."""
     for layout_folder in (path, *_only_folder(path)):
         if (place := cifar.found(layout_folder)) and place[0] == layout_folder:
@@ -65,7 +65,7 @@ def _only_folder(path: Path) -> list[Path]:
     return folders if len(folders) == 1 else []
 
 
-def _shapes(config: PicturesConfig, progress: bool) -> DataSet:
+def _shapes(config: ImagesConfig, progress: bool) -> ImageDataset:
     size = config.size or shapes.SIDE
     counts = {"train": min(config.limit or shapes.TRAIN, shapes.MOST), "test": shapes.TEST}
     recipes = [
@@ -73,18 +73,18 @@ def _shapes(config: PicturesConfig, progress: bool) -> DataSet:
         for split, count in counts.items()
     ]
     held = store.hold(recipes, config, progress)
-    train, test = (Pictures(made.pixels, torch.from_numpy(shapes.labels(len(made.pixels)))) for made in held)
-    return DataSet("shapes", train, test, tuple(shapes.CLASSES))
+    train, test = (ImageStore(made.pixels, torch.from_numpy(shapes.labels(len(made.pixels)))) for made in held)
+    return ImageDataset("shapes", train, test, tuple(shapes.CLASSES))
 
 
 def _unknown(name: str, path: Path) -> str:
     if path.exists():
-        return f"data={name} is a file; give the folder that holds the pictures."
+        return f"data={name} is a file; give the folder that holds the images."
     hint = did_you_mean(name.lower(), NAMES)
     return f"data={name} is neither a folder nor one of {', '.join(NAMES)}{hint}; give one of these or a path."
 
 
-def _check(config: PicturesConfig) -> None:
+def _check(config: ImagesConfig) -> None:
     """Refuse settings that mean nothing, before any work is done."""
     rules = [
         ("size", config.size is None or config.size >= 8, "none or 8 and more"),
@@ -97,4 +97,4 @@ def _check(config: PicturesConfig) -> None:
     ]
     for key, sound, allowed in rules:
         if not sound:
-            raise UserError(f"pictures.{key}={getattr(config, key)} is not possible; it must be {allowed}.")
+            raise UserError(f"images.{key}={getattr(config, key)} is not possible; it must be {allowed}.")

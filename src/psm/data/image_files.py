@@ -1,4 +1,4 @@
-"""Picture files below a folder: listing them, and decoding them in parallel into one set."""
+"""Image files below a folder: listing them, and decoding them in parallel into one set."""
 
 import hashlib
 import os
@@ -9,20 +9,20 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from psm.config.schema import PicturesConfig
+from psm.config.schema import ImagesConfig
 from psm.data import decode
 from psm.data import materialize as store
 from psm.data import splits as choosing
-from psm.data.dataset import DataSet, Pictures
+from psm.data.dataset import ImageDataset, ImageStore
 from psm.utils.errors import UserError
 
 _SAMPLE = 200
-_GROUP = 8  # files a thread takes at a time: small pictures decode faster than they are handed over
+_GROUP = 8  # files a thread takes at a time: small images decode faster than they are handed over
 
 
 @dataclass(frozen=True)
 class File:
-    """A picture file: its path below the data folder, and what tells whether it has changed."""
+    """An image file: its path below the data folder, and what tells whether it has changed."""
 
     path: str
     bytes: int
@@ -41,7 +41,7 @@ class Part:
 
 
 def listing(root: Path, below: str = "") -> list[File]:
-    """Every picture file below ``root/below``, sorted by path. Paths are relative to ``root``.
+    """Every image file below ``root/below``, sorted by path. Paths are relative to ``root``.
 
     Hidden names and other extensions are passed over. Links are followed, but each real folder is read once, so that
     links in a circle end.
@@ -78,7 +78,7 @@ def _file(entry: os.DirEntry, path: str) -> list[File]:
 
 
 def typical_size(root: Path, files: list[File]) -> int:
-    """The size at which to hold pictures: their median shorter side, from 32 to 224, a multiple of 8."""
+    """The size at which to hold images: their median shorter side, from 32 to 224, a multiple of 8."""
     places = np.unique(np.linspace(0, len(files) - 1, min(_SAMPLE, len(files))).round().astype(int))
     sides = []
     with decode.quietly():
@@ -98,9 +98,9 @@ def assemble(
     test: Part | None,
     classes: tuple[str, ...],
     size: int,
-    config: PicturesConfig,
+    config: ImagesConfig,
     progress: bool,
-) -> DataSet:
+) -> ImageDataset:
     """Decode the files of a set, leaving out those that cannot be read."""
     train = train.take(choosing.kept(train.labels, len(train.files), config.limit))
     parts = [train] if test is None else [train, test]
@@ -113,10 +113,10 @@ def assemble(
         for index, reason in result.failures
     )
     _check_unreadable(root, unreadable, sum(len(part.files) for part in parts), config)
-    stores = [_pictures(part, result) for part, result in zip(parts, made, strict=True)]
-    if any(len(pictures) == 0 for pictures in stores):
-        raise UserError(f"A split of {shown(root)} has no readable picture at all; replace its files.")
-    return DataSet(name, stores[0], stores[1] if test is not None else None, classes, unreadable)
+    stores = [_images(part, result) for part, result in zip(parts, made, strict=True)]
+    if any(len(images) == 0 for images in stores):
+        raise UserError(f"A split of {shown(root)} has no readable image at all; replace its files.")
+    return ImageDataset(name, stores[0], stores[1] if test is not None else None, classes, unreadable)
 
 
 def shown(path: str | Path) -> str:
@@ -144,7 +144,7 @@ def _recipe(name: str, root: Path, files: list[File], size: int, pool: ThreadPoo
 
 
 def _decoded(path: Path, size: int) -> np.ndarray | str:
-    """The picture, or the reason why there is none."""
+    """The image, or the reason why there is none."""
     try:
         return decode.decode(path, size)
     except decode.Unreadable as error:
@@ -158,19 +158,19 @@ def _fingerprint(root: Path, files: list[File], size: int) -> str:
     return digest.hexdigest()[:32]
 
 
-def _pictures(part: Part, made: store.Made) -> Pictures:
+def _images(part: Part, made: store.Made) -> ImageStore:
     if part.labels is None:
-        return Pictures(made.pixels)
-    return Pictures(made.pixels, torch.from_numpy(part.labels[made.present(len(part.files))]))
+        return ImageStore(made.pixels)
+    return ImageStore(made.pixels, torch.from_numpy(part.labels[made.present(len(part.files))]))
 
 
-def _check_unreadable(root: Path, unreadable: tuple, count: int, config: PicturesConfig) -> None:
+def _check_unreadable(root: Path, unreadable: tuple, count: int, config: ImagesConfig) -> None:
     if len(unreadable) <= config.max_unreadable * count and len(unreadable) < count:
         return
     first = "; ".join(f"{file} ({reason})" for file, reason in unreadable[:3])
     more = f"; and {len(unreadable) - 3:,} more" if len(unreadable) > 3 else ""
     raise UserError(
-        f"{len(unreadable):,} of {count:,} pictures in {shown(root)} cannot be read, more than "
-        f"pictures.max_unreadable={config.max_unreadable:g} allows: {first}{more}. "
-        "Remove or replace them, or raise pictures.max_unreadable."
+        f"{len(unreadable):,} of {count:,} images in {shown(root)} cannot be read, more than "
+        f"images.max_unreadable={config.max_unreadable:g} allows: {first}{more}. "
+        "Remove or replace them, or raise images.max_unreadable."
     )

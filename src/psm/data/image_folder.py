@@ -1,16 +1,16 @@
-"""Any folder of pictures: its splits and classes are read from how it is laid out.
+"""Any folder of images: its splits and classes are read from how it is laid out.
 
 ``train/`` beside ``test/``, ``val/``, ``valid/`` or ``validation/`` are splits; the first level of folders below names
-the classes when it holds every picture of the split.
+the classes when it holds every image of the split.
 """
 
 from pathlib import Path
 
 import numpy as np
 
-from psm.config.schema import PicturesConfig
+from psm.config.schema import ImagesConfig
 from psm.data import splits as choosing
-from psm.data.dataset import DataSet
+from psm.data.dataset import ImageDataset
 from psm.data.decode import EXTENSIONS
 from psm.data.image_files import File, Part, assemble, listing, shown, typical_size
 from psm.utils.errors import UserError
@@ -18,8 +18,8 @@ from psm.utils.errors import UserError
 _TESTS = ("test", "val", "valid", "validation")
 
 
-def load(root: Path, config: PicturesConfig, progress: bool) -> DataSet:
-    """The pictures of a folder, with labels and a test split where its layout has them."""
+def load(root: Path, config: ImagesConfig, progress: bool) -> ImageDataset:
+    """The images of a folder, with labels and a test split where its layout has them."""
     train_name, test_names = _splits(root)
     train = _listed(root, train_name)
     names = _classes(root, train, train_name, config.labels)
@@ -32,7 +32,7 @@ def load(root: Path, config: PicturesConfig, progress: bool) -> DataSet:
         held = choosing.held_out(part.labels, config.test_share)
         if held.any():
             part, test = part.take(np.flatnonzero(~held)), part.take(np.flatnonzero(held))
-        else:  # a folder for every single picture says nothing about classes
+        else:  # a folder for every single image says nothing about classes
             part, classes = Part(train), ()
     size = config.size or typical_size(root, train)
     return assemble(root.resolve().name, root, part, test, classes, size, config, progress)
@@ -54,7 +54,7 @@ def _listed(root: Path, below: str) -> list[File]:
     files = listing(root, below)
     if not files:
         kinds = ", ".join(sorted(extension.lstrip(".") for extension in EXTENSIONS))
-        raise UserError(f"The folder {shown(root / below)} holds no picture; files ending in {kinds} are looked for.")
+        raise UserError(f"The folder {shown(root / below)} holds no image; files ending in {kinds} are looked for.")
     return files
 
 
@@ -72,14 +72,14 @@ def _classes(root: Path, files: list[File], below: str, rule: str) -> list[str] 
     names = _first_level(files, below)
     if rule == "subfolder" and names is None:
         raise UserError(
-            f"pictures.labels=subfolder needs every picture of {shown(root / below)} in a folder named after its "
-            "class, but some lie outside; move them, or use pictures.labels=none."
+            f"images.labels=subfolder needs every image of {shown(root / below)} in a folder named after its "
+            "class, but some lie outside; move them, or use images.labels=none."
         )
     return names if rule == "subfolder" or (names and len(set(names)) > 1) else None
 
 
-def _test(root: Path, candidates: list[str], classes: tuple[str, ...], config: PicturesConfig) -> Part | None:
-    """The first test folder with pictures sorted into classes; one without cannot score anything and is passed over."""
+def _test(root: Path, candidates: list[str], classes: tuple[str, ...], config: ImagesConfig) -> Part | None:
+    """The first test folder with images sorted into classes; one without cannot score anything and is passed over."""
     for below in candidates:
         files = listing(root, below)
         names = _first_level(files, below) if files else None
@@ -89,12 +89,12 @@ def _test(root: Path, candidates: list[str], classes: tuple[str, ...], config: P
         if strangers:
             raise UserError(
                 f"{shown(root / below)} has classes that train has not ({shown(', '.join(strangers[:3]))}); give both "
-                "the same class folders, or use pictures.labels=none."
+                "the same class folders, or use images.labels=none."
             )
         return Part(files, _numbered(names, classes))
     if candidates and config.labels == "subfolder":
         raise UserError(
-            f"pictures.labels=subfolder needs the pictures of {shown(root / candidates[0])} in class folders as those "
+            f"images.labels=subfolder needs the images of {shown(root / candidates[0])} in class folders as those "
             "of train are; sort them, or remove the folder to hold out a share of train."
         )
     return None

@@ -7,7 +7,7 @@ class Row(NamedTuple):
     """One line of the list that ``psm data`` shows."""
 
     name: str
-    pictures: int
+    images: int
     classes: int
     size: int
     origin: str

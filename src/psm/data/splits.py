@@ -1,4 +1,4 @@
-"""Which pictures are held out and which are kept: pure functions of the labels and a fixed seed."""
+"""Which images are held out and which are kept: pure functions of the labels and a fixed seed."""
 
 import numpy as np
 
@@ -6,7 +6,7 @@ _SEED = 9_182_736
 
 
 def turns(labels: np.ndarray | None, count: int, purpose: str) -> np.ndarray:
-    """Each picture's random place within its class, from 0, (count,). Without labels all are one class."""
+    """Each image's random place within its class, from 0, (count,). Without labels all are one class."""
     random = np.random.default_rng([_SEED, *purpose.encode()])
     labels = np.zeros(count, dtype=np.int64) if labels is None else labels
     shuffled = random.permutation(count)
@@ -18,7 +18,7 @@ def turns(labels: np.ndarray | None, count: int, purpose: str) -> np.ndarray:
 
 
 def kept(labels: np.ndarray | None, count: int, limit: int | None) -> np.ndarray:
-    """Sorted indices of at most ``limit`` pictures, even over classes; a smaller limit picks a subset of a larger."""
+    """Sorted indices of at most ``limit`` images, even over classes; a smaller limit picks a subset of a larger."""
     if limit is None or limit >= count:
         return np.arange(count)
     place = turns(labels, count, "limit")
@@ -27,7 +27,7 @@ def kept(labels: np.ndarray | None, count: int, limit: int | None) -> np.ndarray
 
 
 def held_out(labels: np.ndarray, share: float) -> np.ndarray:
-    """Mask of the pictures held out for testing: the share of each class, one at least, but never a whole class."""
+    """Mask of the images held out for testing: the share of each class, one at least, but never a whole class."""
     sizes = np.bincount(labels)
     quota = np.minimum(np.maximum(np.round(sizes * share).astype(np.int64), 1), sizes - 1)
     return turns(labels, len(labels), "test") < quota[labels]

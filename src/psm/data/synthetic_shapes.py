@@ -1,9 +1,9 @@
 """A generated set of ten simple shapes: something to learn from without a download, the same on every machine.
 
-Every picture shows four of a kind at their own places, scales and turns, in its own colours, over its own background
+Every image shows four of a kind at their own places, scales and turns, in its own colors, over its own background
 and clutter, so that pixels alone say little about the class while outlines say nearly everything. Fields over pixels
 use only +, -, *, /, sqrt, minimum and maximum, which are exact to the last bit everywhere; sines are taken of a few
-numbers a picture only.
+numbers an image only.
 """
 
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from collections.abc import Callable
 import numpy as np
 
 SIDE, TRAIN, TEST, MOST = 32, 5_000, 2_000, 50_000
-BLOCK = 128  # a block is drawn from its own seed, so that picture i is the same however many are asked for
+BLOCK = 128  # a block is drawn from its own seed, so that image i is the same however many are asked for
 _VERSION = 1
 _SEEDS = {"train": 20_240_917, "test": 77_003_141}
 _LUMINANCE = np.array([0.299, 0.587, 0.114], dtype=np.float32)
@@ -20,10 +20,10 @@ Field = np.ndarray  # (n, side, side) float32, in units of the shape's radius
 
 
 def block(split: str, number: int, side: int) -> np.ndarray:
-    """Pictures ``number * BLOCK`` and following of a split, uint8 (BLOCK, 3, side, side)."""
+    """Images ``number * BLOCK`` and following of a split, uint8 (BLOCK, 3, side, side)."""
     random = np.random.default_rng([_SEEDS[split], number])
     kind = labels(BLOCK, first=number * BLOCK)
-    shape, background, clutter = _colours(random, BLOCK)
+    shape, background, clutter = _colors(random, BLOCK)
     canvas = _ground(random, background, side)
     _scatter(random, canvas, clutter, side)
     _blend(canvas, shape, _coverage(random, kind, side))
@@ -32,7 +32,7 @@ def block(split: str, number: int, side: int) -> np.ndarray:
 
 
 def maker(split: str, side: int) -> Callable[[int, int], tuple[np.ndarray, list]]:
-    """The function that draws pictures ``start`` to ``stop`` of a split, with the failures there never are."""
+    """The function that draws images ``start`` to ``stop`` of a split, with the failures there never are."""
 
     def make(start: int, stop: int) -> tuple[np.ndarray, list]:
         first, last = start // BLOCK, (stop - 1) // BLOCK
@@ -48,7 +48,7 @@ def fingerprint(split: str, count: int, side: int) -> str:
 
 
 def labels(count: int, first: int = 0) -> np.ndarray:
-    """Classes take turns, so that the first so many pictures are balanced, int64 (count,)."""
+    """Classes take turns, so that the first so many images are balanced, int64 (count,)."""
     return np.arange(first, first + count, dtype=np.int64) % len(CLASSES)
 
 
@@ -57,18 +57,18 @@ def _uniform(random: np.random.Generator, low: float, high: float, *shape: int) 
 
 
 def _grid(side: int) -> tuple[Field, Field]:
-    """Pixel centres from -1 to 1, as (1, 1, side) and (1, side, 1)."""
-    centres = ((2 * np.arange(side, dtype=np.float32) + 1) / side - 1).astype(np.float32)
-    return centres[None, None, :], centres[None, :, None]
+    """Pixel centers from -1 to 1, as (1, 1, side) and (1, side, 1)."""
+    centers = ((2 * np.arange(side, dtype=np.float32) + 1) / side - 1).astype(np.float32)
+    return centers[None, None, :], centers[None, :, None]
 
 
-def _blend(canvas: np.ndarray, colour: np.ndarray, coverage: Field) -> None:
-    """Paint a colour (n, 3) over the canvas (n, 3, side, side) where the coverage (n, side, side) is one."""
-    canvas += coverage[:, None] * (colour[:, :, None, None] - canvas)
+def _blend(canvas: np.ndarray, color: np.ndarray, coverage: Field) -> None:
+    """Paint a color (n, 3) over the canvas (n, 3, side, side) where the coverage (n, side, side) is one."""
+    canvas += coverage[:, None] * (color[:, :, None, None] - canvas)
 
 
 def _tint(random: np.random.Generator, luminance: np.ndarray) -> np.ndarray:
-    """Random colours (n, 3) of exactly the given luminance (n,), at most half as saturated as they could be."""
+    """Random colors (n, 3) of exactly the given luminance (n,), at most half as saturated as they could be."""
     direction = _uniform(random, -1, 1, len(luminance), 3)
     direction -= direction[:, :1] * _LUMINANCE[0] + direction[:, 1:2] * _LUMINANCE[1] + direction[:, 2:] * _LUMINANCE[2]
     room = np.where(direction > 0, 1 - luminance[:, None], luminance[:, None]) / np.maximum(np.abs(direction), 1e-6)
@@ -76,8 +76,8 @@ def _tint(random: np.random.Generator, luminance: np.ndarray) -> np.ndarray:
     return luminance[:, None] + reach[:, None] * direction
 
 
-def _colours(random: np.random.Generator, count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Colours of shape, background and clutter; shape and background differ in luminance by 0.4 at least."""
+def _colors(random: np.random.Generator, count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Colors of shape, background and clutter; shape and background differ in luminance by 0.4 at least."""
     dark = _uniform(random, 0.15, 0.35, count)
     light = dark + _uniform(random, 0.40, 0.50, count)
     bright_shape = random.random(count) < 0.5
@@ -86,10 +86,10 @@ def _colours(random: np.random.Generator, count: int) -> tuple[np.ndarray, np.nd
     return _tint(random, front), _tint(random, back), _tint(random, between)
 
 
-def _ground(random: np.random.Generator, colour: np.ndarray, side: int) -> np.ndarray:
-    """Backgrounds (n, 3, side, side): a colour with a gradient, or with stripes or soft patches over it."""
+def _ground(random: np.random.Generator, color: np.ndarray, side: int) -> np.ndarray:
+    """Backgrounds (n, 3, side, side): a color with a gradient, or with stripes or soft patches over it."""
     across, down = _grid(side)
-    count = len(colour)
+    count = len(color)
     angle = random.random(count) * 2 * np.pi
     cosine, sine = (f(angle).astype(np.float32)[:, None, None] for f in (np.cos, np.sin))
     along = cosine * across + sine * down
@@ -100,7 +100,7 @@ def _ground(random: np.random.Generator, colour: np.ndarray, side: int) -> np.nd
     which = random.integers(0, 3, count)
     strength = _uniform(random, 0.01, 0.05, count, 1, 1)
     texture = np.where((which == 1)[:, None, None], stripes, patches) * strength * (which > 0)[:, None, None]
-    return colour[:, :, None, None] + (gradient + texture).astype(np.float32)[:, None]
+    return color[:, :, None, None] + (gradient + texture).astype(np.float32)[:, None]
 
 
 def _patches(random: np.random.Generator, count: int, side: int) -> Field:
@@ -114,29 +114,29 @@ def _patches(random: np.random.Generator, count: int, side: int) -> Field:
     return rows[:, :, cell] * (1 - share) + rows[:, :, cell + 1] * share
 
 
-def _scatter(random: np.random.Generator, canvas: np.ndarray, colour: np.ndarray, side: int) -> None:
-    """Clutter behind the shapes: up to two dots and, in half the pictures, a thin line."""
+def _scatter(random: np.random.Generator, canvas: np.ndarray, color: np.ndarray, side: int) -> None:
+    """Clutter behind the shapes: up to two dots and, in half the images, a thin line."""
     across, down = _grid(side)
     count = len(canvas)
     for place in range(2):
         x, y = (_uniform(random, -1, 1, count, 1, 1) for _ in range(2))
         distance = np.sqrt((across - x) ** 2 + (down - y) ** 2) - _uniform(random, 0.05, 0.13, count, 1, 1)
         shown = random.integers(0, 3, count) > place
-        _blend(canvas, colour, _smooth(distance, 2 / side) * shown[:, None, None])
+        _blend(canvas, color, _smooth(distance, 2 / side) * shown[:, None, None])
     angle = random.random(count) * np.pi
     cosine, sine = (f(angle).astype(np.float32)[:, None, None] for f in (np.cos, np.sin))
     distance = np.abs(cosine * across + sine * down - _uniform(random, -0.9, 0.9, count, 1, 1)) - np.float32(0.03)
     shown = random.random(count) < 0.5
-    _blend(canvas, colour, 0.7 * _smooth(distance, 2 / side) * shown[:, None, None])
+    _blend(canvas, color, 0.7 * _smooth(distance, 2 / side) * shown[:, None, None])
 
 
 def _smooth(distance: Field, pixel: float | np.ndarray) -> Field:
-    """Share of a pixel that lies inside, from the signed distance of its centre to the outline."""
+    """Share of a pixel that lies inside, from the signed distance of its center to the outline."""
     return np.clip(np.float32(0.5) - distance / np.float32(pixel), 0, 1)
 
 
 def _coverage(random: np.random.Generator, kind: np.ndarray, side: int) -> Field:
-    """Share of every pixel that a picture's shapes cover: four on a ring, each with its own scale and turn.
+    """Share of every pixel that an image's shapes cover: four on a ring, each with its own scale and turn.
 
     Four of a kind, so that what a random crop shows is still of that kind; the ring lies anywhere, so that pixels do
     not line up.

@@ -17,15 +17,15 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from torch import Tensor, nn
 
 from psm.config import merge as settings
-from psm.config.schema import EvaluateConfig, PicturesConfig, PretrainConfig, ViewsConfig
-from psm.data import DataSet, Pictures, load
+from psm.config.schema import EvaluateConfig, ImagesConfig, PretrainConfig, ViewsConfig
+from psm.data import ImageDataset, ImageStore, load_dataset
 from psm.evaluation.features import extract
 from psm.evaluation.scores import Accuracy, knn, linear
 from psm.models import networks
-from psm.models.pretrained import Loading, find_encoder, load_encoder
+from psm.models.pretrained import EncoderInfo, find_encoder, load_encoder
 from psm.training.checkpoint import read_checkpoint
 from psm.utils.errors import UserError
-from psm.utils.run_folder import Run, append_line
+from psm.utils.run_folder import RunFolder, append_line
 from psm.utils.seeding import derived_seed, generator
 from psm.views.transform import Views
 
@@ -50,12 +50,12 @@ class Evaluation:
 
     scores: list[Score]
     run: Path | None
-    training_data: DataSet | None
+    training_data: ImageDataset | None
 
 
 def evaluate(
     checkpoint: str | Path,
-    data: str | Path | DataSet | None = None,
+    data: str | Path | ImageDataset | None = None,
     encoder: nn.Module | None = None,
     **keys: Any,
 ) -> list[Score]:
@@ -66,14 +66,14 @@ def evaluate(
     given = {**keys, "checkpoint": str(checkpoint)}
     if isinstance(data, (str, Path)):
         given["data"] = str(data)
-    return run_evaluation(given, data=data if isinstance(data, DataSet) else None, encoder=encoder).scores
+    return run_evaluation(given, data=data if isinstance(data, ImageDataset) else None, encoder=encoder).scores
 
 
 def run_evaluation(
-    *wishes: Mapping[str, Any], data: DataSet | None = None, encoder: nn.Module | None = None
+    *overrides: Mapping[str, Any], data: ImageDataset | None = None, encoder: nn.Module | None = None
 ) -> Evaluation:
-    """Evaluate as the merged wishes say; ``data`` stands in for what its key names."""
-    asked = settings.build(EvaluateConfig, *wishes)
+    """Evaluate as the merged overrides say; ``data`` stands in for what its key names."""
+    asked = settings.build(EvaluateConfig, *overrides)
     if not asked.checkpoint:
         raise UserError("checkpoint= is missing: give a run folder, for example checkpoint=runs/a.")
     check_settings(asked)
@@ -81,25 +81,25 @@ def run_evaluation(
     file = find_encoder(asked.checkpoint)
     out = _writable(Path(asked.out).expanduser() if asked.out else _home(file))
     trained = load_encoder(file, encoder)
-    loading: Loading = trained.loading
+    info: EncoderInfo = trained.info
     before = _trained_with(file)
-    pictures = replace(before.pictures if before else PicturesConfig(), size=loading.size)
-    config = settings.build(EvaluateConfig, *wishes, base=EvaluateConfig(pictures=pictures))
-    name = config.data or loading.data
-    as_trained = data is None and before is not None and name == before.data and config.pictures == pictures
-    data = data or load(name, config.pictures, config.progress)
+    images = replace(before.images if before else ImagesConfig(), size=info.size)
+    config = settings.build(EvaluateConfig, *overrides, base=EvaluateConfig(images=images))
+    name = config.data or info.data
+    as_trained = data is None and before is not None and name == before.data and config.images == images
+    data = data or load_dataset(name, config.images, config.progress)
     if data.test is None:
-        raise UserError(f"data={name} has no labels to score with: give a labelled set, for example data=cifar10.")
-    views = Views(ViewsConfig(size=loading.size), data.size, loading.mean, loading.std)
+        raise UserError(f"data={name} has no labels to score with: give a labeled set, for example data=cifar10.")
+    views = Views(ViewsConfig(size=info.size), data.size, info.mean, info.std)
     protocol = {
         "data": name,
-        "pictures": asdict(config.pictures),
-        "train_pictures": len(data.train),
-        "test_pictures": len(data.test),
+        "images": asdict(config.images),
+        "train_images": len(data.train),
+        "test_images": len(data.test),
         "classes": len(data.classes),
-        "size": loading.size,
-        "encoder": loading.encoder,
-        "stem": loading.stem,
+        "size": info.size,
+        "encoder": info.encoder,
+        "stem": info.stem,
         "precision": config.precision,
         "psm": version("psm"),
         "torch": torch.__version__,
@@ -107,13 +107,13 @@ def run_evaluation(
     origin = {
         "checkpoint": str(file),
         "which": "last" if file.name in ("encoder.safetensors", "last.ckpt") else file.stem,
-        "epoch": loading.epoch,
+        "epoch": info.epoch,
         "pretraining_seed": before.seed if before else None,
-        "method": loading.method,
+        "method": info.method,
     }
-    subjects = [(loading.method, trained.to(device), origin)]
+    subjects = [(info.method, trained.to(device), origin)]
     if config.baselines:
-        subjects = [*_baselines(loading, device, config.seed), *subjects]
+        subjects = [*_baselines(info, device, config.seed), *subjects]
     scores = []
     with _bars(config.progress) as bars:
         for of, module, about in subjects:
@@ -123,7 +123,7 @@ def run_evaluation(
                 when = datetime.now(UTC).isoformat(timespec="seconds")
                 append_line(out / "scores.jsonl", asdict(score) | {"at": when})
                 scores.append(score)
-    home = Run(_home(file))
+    home = RunFolder(_home(file))
     return Evaluation(scores, home.folder if home.metrics.exists() else None, data if as_trained else None)
 
 
@@ -152,14 +152,14 @@ def _device(accelerator: str) -> torch.device:
 
 
 def _scores(
-    of: str, module: nn.Module, data: DataSet, views: Views, config: EvaluateConfig, bars: Callable[..., Any]
+    of: str, module: nn.Module, data: ImageDataset, views: Views, config: EvaluateConfig, bars: Callable[..., Any]
 ) -> Iterator[tuple[str, Accuracy, dict[str, Any]]]:
     classes = len(data.classes)
 
-    def features(pictures: Pictures, prepare: Any = views) -> Tensor:
-        with bars(f"{of}: features", len(pictures)) as advance:
+    def features(images: ImageStore, prepare: Any = views) -> Tensor:
+        with bars(f"{of}: features", len(images)) as advance:
             return extract(
-                module, pictures, prepare, batch_size=config.batch_size, precision=config.precision, advance=advance
+                module, images, prepare, batch_size=config.batch_size, precision=config.precision, advance=advance
             )
 
     train, test = features(data.train), features(data.test)
@@ -175,7 +175,7 @@ def _scores(
         def augmented(epoch: int) -> Tensor:
             draws = generator(config.seed, "linear views", epoch)
             return features(
-                data.train, lambda x: crops.apply(x, crops.draw(len(x), draws, views=1, device=x.device))[0]
+                data.train, lambda x: crops.apply(x, crops.sample_params(len(x), draws, views=1, device=x.device))[0]
             )
 
         with bars(f"{of}: linear", config.linear.epochs) as advance:
@@ -192,16 +192,16 @@ def _scores(
         yield "linear", accuracy, {k: v for k, v in asdict(config.linear).items() if k != "enabled"}
 
 
-def _baselines(loading: Loading, device: torch.device, seed: int) -> list[tuple[str, nn.Module, dict[str, Any]]]:
+def _baselines(info: EncoderInfo, device: torch.device, seed: int) -> list[tuple[str, nn.Module, dict[str, Any]]]:
     untrained_facts = {"checkpoint": None, "which": None, "epoch": 0, "pretraining_seed": None, "method": None}
     no_encoder = {"encoder": None, "stem": None}
     rows: list[tuple[str, nn.Module, dict[str, Any]]] = [("raw pixels", nn.Flatten(), untrained_facts | no_encoder)]
-    if loading.encoder == "custom":
+    if info.encoder == "custom":
         log.warning("an untrained encoder cannot be made for a network of the user's own: that row is left out.")
         return rows
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derived_seed(seed, "weights"))
-        untrained = networks.encoder(loading.encoder, loading.stem, loading.size)
+        untrained = networks.encoder(info.encoder, info.stem, info.size)
     return [*rows, ("untrained encoder", untrained.to(device), untrained_facts)]
 
 
@@ -214,7 +214,7 @@ def _trained_with(file: Path) -> PretrainConfig | None:
     """The configuration that the encoder was trained with, where it is known."""
     if file.suffix == ".ckpt":
         return settings.build(PretrainConfig, read_checkpoint(file)["psm"]["config"])
-    run = Run(_home(file))
+    run = RunFolder(_home(file))
     is_run = run.marker.exists() and run.config.exists()
     return settings.build(PretrainConfig, settings.read_yaml(run.config)) if is_run else None
 

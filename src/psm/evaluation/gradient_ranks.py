@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from psm.data import DataSet
-from psm.evaluation.mining_analysis import read_moment
-from psm.mining.memory_bank import Bank
+from psm.data import ImageDataset
+from psm.evaluation.mining_analysis import load_snapshot
+from psm.mining.memory_bank import MemoryBank
 from psm.mining.negatives import of_the_bank
 from psm.utils.errors import UserError
 from psm.utils.seeding import generator
@@ -27,7 +27,7 @@ class NegativeGradients(NamedTuple):
     softmax: Tensor  # (N, R) the same under InfoNCE (eq. 1)
     turning: Tensor  # (N, R) length of the gradient of s with respect to the query, the right factor of eq. 2
     similarity: Tensor  # (N, R)
-    ids: Tensor  # (N, R) of the pictures that the rows came from
+    ids: Tensor  # (N, R) of the images that the rows came from
     positive_rank: Tensor  # (N,) 1: the positive is more similar than every negative
 
 
@@ -46,7 +46,7 @@ class Rank:
     softmax_length_mean: float
     softmax_length_variance: float
     same_class: float | None  # share of negatives with the query's label: false negatives; None without labels
-    own_picture: float  # share of negatives that are the query's own picture, seen earlier
+    own_image: float  # share of negatives that are the query's own image, seen earlier
     positive_rank: float  # mean over queries, the same in all rows
     positive_rank_median: float
     queries: int
@@ -54,13 +54,13 @@ class Rank:
 
 @torch.no_grad()
 def negative_gradients(
-    query: Tensor, key: Tensor, bank: Bank, temperature: float, ranks: int = RANKS, own: Tensor | None = None
+    query: Tensor, key: Tensor, bank: MemoryBank, temperature: float, ranks: int = RANKS, own: Tensor | None = None
 ) -> NegativeGradients:
     """For unit queries (N, D) and their keys (N, D): the gradients of the ``ranks`` most similar bank rows.
 
     A gradient has two factors, dL/ds and the gradient of s. Eq. 2 takes s, cut off at 0, as the probability that the
     negative is a positive; dL/ds is then s (appendix B). Under InfoNCE it is softmax(s / t) / t. The gradient of s with
-    respect to a query of unit length, before it is normalised, has the length sqrt(1 - s^2) in both.
+    respect to a query of unit length, before it is normalized, has the length sqrt(1 - s^2) in both.
     """
     negatives = of_the_bank(query, bank, own)
     similarity = negatives.similarity.masked_fill(~negatives.mask, -torch.inf)
@@ -79,24 +79,24 @@ def negative_gradients(
 
 @torch.inference_mode()
 def gradient_ranks(
-    checkpoint: Path | str, data: DataSet, queries: int = QUERIES, ranks: int = RANKS, batch: int = 256
+    checkpoint: Path | str, data: ImageDataset, queries: int = QUERIES, ranks: int = RANKS, batch: int = 256
 ) -> list[dict[str, Any]]:
-    """Mean and variance of the gradients at each rank, for training pictures in two views as in training.
+    """Mean and variance of the gradients at each rank, for training images in two views as in training.
 
-    The queries are spread evenly over the training pictures. Where the run lets a query meet its own picture in the
+    The queries are spread evenly over the training images. Where the run lets a query meet its own image in the
     bank (MoCo v2 does), it does so here.
     """
-    moment = read_moment(Path(checkpoint))
+    moment = load_snapshot(Path(checkpoint))
     config, composition, networks, bank = moment.config, moment.composition, moment.networks, moment.bank
     if bank is None:
         raise UserError(f"{checkpoint} has no bank to rank negatives of: give a run of mocov2, for example.")
-    # No rank may be empty for any query: one that may not meet its own picture has as many rows fewer.
+    # No rank may be empty for any query: one that may not meet its own image has as many rows fewer.
     ranks = max(1, min(ranks, bank.fill if composition.bank.own else bank.fill // 2))
     views = Views(config.views, data.size, moment.views.mean, moment.views.std)
     chosen = torch.linspace(0, len(data.train) - 1, min(queries, len(data.train))).long()
     parts = []
     for number, ids in enumerate(chosen.split(batch)):
-        draws = views.draw(len(ids), generator(config.seed, "gradients", number))
+        draws = views.sample_params(len(ids), generator(config.seed, "gradients", number))
         first, second = views.apply(data.train.take(ids), draws)
         query = normalize(networks.predict(networks.projector(networks.encoder(first))), dim=1)
         key = normalize(networks.keys(second), dim=1)
@@ -107,7 +107,7 @@ def gradient_ranks(
 
 
 def by_rank(found: NegativeGradients, queries: Tensor, labels: Tensor | None) -> list[Rank]:
-    """Means and variances over the queries, given as picture ids (N,), at each rank."""
+    """Means and variances over the queries, given as image ids (N,), at each rank."""
     position = found.positive_rank.double()
     measured = {
         "binary_slope": found.binary,
@@ -125,7 +125,7 @@ def by_rank(found: NegativeGradients, queries: Tensor, labels: Tensor | None) ->
             similarity=found.similarity[:, rank].double().mean().item(),
             **{name: values[rank].item() for name, values in means.items()},
             same_class=None if same is None else same[rank].item(),
-            own_picture=own[rank].item(),
+            own_image=own[rank].item(),
             positive_rank=position.mean().item(),
             positive_rank_median=position.median().item(),
             queries=len(queries),

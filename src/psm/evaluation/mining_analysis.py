@@ -11,44 +11,44 @@ from torch.nn.functional import normalize
 
 from psm.config import merge as settings
 from psm.config.schema import PretrainConfig, ViewsConfig
-from psm.data import DataSet, Pictures
+from psm.data import ImageDataset, ImageStore
 from psm.methods.build import build_networks, composition_of
 from psm.methods.registry import Composition
-from psm.mining.memory_bank import Bank, Mined
+from psm.mining.memory_bank import MemoryBank, Mined
 from psm.mining.negatives import keep_probability, of_the_bank
-from psm.mining.positives import Positives, key_alone, nearest, soft_neighbours
-from psm.models.siamese import Topology
+from psm.mining.positives import Positives, key_alone, nearest, soft_neighbors
+from psm.models.siamese import SiameseNetworks
 from psm.training.checkpoint import read_checkpoint
 from psm.utils.errors import UserError
 from psm.views.transform import Views
 
-NEIGHBOURS = 5  # shown where a method says nothing of how many
-BATCH = 256  # pictures a forward pass
+NEIGHBORS = 5  # shown where a method says nothing of how many
+BATCH = 256  # images a forward pass
 
 
 @dataclass(frozen=True)
-class Moment:
+class RunSnapshot:
     """A run as it was when a checkpoint was written."""
 
-    epoch: float  # how often the pictures had been seen
+    epoch: float  # how often the images had been seen
     config: PretrainConfig
     composition: Composition
-    networks: Topology
-    bank: Bank | None
+    networks: SiameseNetworks
+    bank: MemoryBank | None
     views: Views
 
 
 class Embedded(NamedTuple):
-    """What a moment's networks say of some pictures on plain views: unit-norm vectors, (N, D) each."""
+    """What a moment's networks say of some images on plain views: unit-norm vectors, (N, D) each."""
 
-    ids: Tensor  # (N,) indices of training pictures
+    ids: Tensor  # (N,) indices of training images
     query: Tensor
     key: Tensor
     projection: Tensor
 
 
 class Mining(NamedTuple):
-    """What Q queries are pulled to and pushed from. Ids are indices of training pictures."""
+    """What Q queries are pulled to and pushed from. Ids are indices of training images."""
 
     queries: Tensor  # (Q,) ids
     positives: Tensor  # (Q, k) ids, -1 where the bank held too few rows
@@ -66,7 +66,7 @@ def source_of(composition: Composition) -> str:
     return composition.negatives.source if composition.loss.soft else "views"
 
 
-def read_moment(checkpoint: Path, encoder: nn.Module | None = None) -> Moment:
+def load_snapshot(checkpoint: Path, encoder: nn.Module | None = None) -> RunSnapshot:
     """The networks and the bank of a checkpoint, ready to mine with. ``encoder`` receives the weights of a run that
     was given a network of the user's own."""
     content = read_checkpoint(checkpoint)
@@ -77,28 +77,28 @@ def read_moment(checkpoint: Path, encoder: nn.Module | None = None) -> Moment:
             f"{checkpoint} holds a network of its user's own, which cannot be rebuilt from it: give that network, from "
             "Python, as encoder=."
         )
-    composition, loading = composition_of(config), described["loading"]
-    networks = build_networks(config, loading["size"], encoder if config.encoder == "custom" else None)
-    bank = Bank(composition.bank.size, config.heads.out) if composition.needs_bank else None
+    composition, info = composition_of(config), described["encoder_info"]
+    networks = build_networks(config, info["size"], encoder if config.encoder == "custom" else None)
+    bank = MemoryBank(composition.bank.size, config.heads.out_dim) if composition.needs_bank else None
     try:
         networks.load_state_dict(_part(state, "networks."))
         if bank is not None:
             bank.load_state_dict(_part(state, "bank."))
     except RuntimeError as error:
         raise UserError(f"{checkpoint} does not fit its networks: {' '.join(str(error).split())}") from None
-    views = Views(ViewsConfig(size=loading["size"]), loading["size"], loading["mean"], loading["std"])
-    epoch = content["global_step"] / max(1, described["pictures"] // config.batch_size)
-    return Moment(epoch, config, composition, networks.eval(), bank, views)
+    views = Views(ViewsConfig(size=info["size"]), info["size"], info["mean"], info["std"])
+    epoch = content["global_step"] / max(1, described["images"] // config.batch_size)
+    return RunSnapshot(epoch, config, composition, networks.eval(), bank, views)
 
 
 @torch.inference_mode()
 def embed(
-    moment: Moment, pictures: Pictures, ids: Tensor, advance: Callable[[int], Any] = lambda count: None
+    moment: RunSnapshot, images: ImageStore, ids: Tensor, advance: Callable[[int], Any] = lambda count: None
 ) -> Embedded:
-    """Queries, keys and projections of the pictures at ``ids``; ``advance`` is told how many more are done."""
+    """Queries, keys and projections of the images at ``ids``; ``advance`` is told how many more are done."""
     parts = []
     for rows in ids.split(BATCH):
-        inputs = moment.views.plain(pictures.take(rows))
+        inputs = moment.views.plain(images.take(rows))
         projection = moment.networks.projector(moment.networks.encoder(inputs))
         vectors = moment.networks.predict(projection), moment.networks.keys(inputs), projection
         parts.append([normalize(vector.float(), dim=1) for vector in vectors])
@@ -107,11 +107,11 @@ def embed(
 
 
 @torch.inference_mode()
-def mine(moment: Moment, queries: Embedded, others: Embedded) -> Mining:
-    """Mine for the queries as a step of the method would, in a batch whose other pictures are ``others``.
+def mine(moment: RunSnapshot, queries: Embedded, others: Embedded) -> Mining:
+    """Mine for the queries as a step of the method would, in a batch whose other images are ``others``.
 
-    On plain views the two views of a picture agree, so that each stands once among the negatives. Synthetic negatives
-    (MoCHi) are of no picture and left out. Where a method mines no positives, the nearest rows of its bank, or the
+    On plain views the two views of an image agree, so that each stands once among the negatives. Synthetic negatives
+    (MoCHi) are of no image and left out. Where a method mines no positives, the nearest rows of its bank, or the
     nearest of ``others`` where it has none, are given with weight 0: what could be mined.
     """
     mined, positives = _positives(moment, queries, others)
@@ -135,18 +135,18 @@ def mine(moment: Moment, queries: Embedded, others: Embedded) -> Mining:
     )
 
 
-def _positives(moment: Moment, queries: Embedded, others: Embedded) -> tuple[Mined, Positives]:
+def _positives(moment: RunSnapshot, queries: Embedded, others: Embedded) -> tuple[Mined, Positives]:
     """The bank rows found for each query, and what the query is pulled to."""
     composition, bank = moment.composition, moment.bank
     if composition.mines:
         mined = bank.nearest(queries.key, composition.mined, None if composition.bank.own else queries.ids)
         if composition.positives.rule == "nearest":
             return mined, nearest(queries.key, mined)
-        return mined, soft_neighbours(queries.projection, queries.key, mined, composition.positives.weighting)
+        return mined, soft_neighbors(queries.projection, queries.key, mined, composition.positives.weighting)
     if bank is None:
-        bank = Bank(len(others.ids), others.key.shape[1])
+        bank = MemoryBank(len(others.ids), others.key.shape[1])
         bank.push(others.key, others.ids)
-    return bank.nearest(queries.key, composition.positives.k or NEIGHBOURS, queries.ids), key_alone(queries.key)
+    return bank.nearest(queries.key, composition.positives.k or NEIGHBORS, queries.ids), key_alone(queries.key)
 
 
 def _weights(composition: Composition, mined: Mined, positives: Positives) -> Tensor:
@@ -156,7 +156,7 @@ def _weights(composition: Composition, mined: Mined, positives: Positives) -> Te
     return weights * mined.found[:, None]
 
 
-def _candidates(moment: Moment, source: str, queries: Embedded, others: Embedded) -> tuple[Tensor, Tensor, Tensor]:
+def _candidates(moment: RunSnapshot, source: str, queries: Embedded, others: Embedded) -> tuple[Tensor, Tensor, Tensor]:
     """The candidates for negatives: ids (C,), vectors (C, D), and whose negatives they are (Q, C)."""
     if source == "none" or moment.composition.loss.objective != "contrastive":
         return others.ids[:0], others.key[:0], torch.zeros(len(queries.ids), 0, dtype=torch.bool)
@@ -177,7 +177,7 @@ def _candidates(moment: Moment, source: str, queries: Embedded, others: Embedded
 
 
 def same_class(labels: Tensor, queries: Tensor, ids: Tensor) -> Tensor:
-    """Whether the pictures at ``ids``, (Q, n) or (n,) for all queries alike, are of their query's class, (Q, n)."""
+    """Whether the images at ``ids``, (Q, n) or (n,) for all queries alike, are of their query's class, (Q, n)."""
     return labels[ids.clamp(min=0)] == labels[queries][:, None]
 
 
@@ -190,7 +190,7 @@ def spread(count: int, number: int) -> Tensor:
 class MinedSample:
     """One vector that a query was contrasted with."""
 
-    picture: int  # index among the training pictures
+    image: int  # index among the training images
     similarity: float  # to the query
     share: float  # a positive's weight or a negative's probability to be kept
     same_class: bool | None  # None without labels
@@ -198,21 +198,21 @@ class MinedSample:
 
 @dataclass(frozen=True)
 class MinedQuery:
-    """A query picture with the positives mined for it and some negatives, hardest first."""
+    """A query image with the positives mined for it and some negatives, hardest first."""
 
-    picture: int
+    image: int
     positives: list[MinedSample]
     negatives: list[MinedSample]
 
 
 def mined_samples(
-    checkpoint: Path, data: DataSet, queries: Tensor, negatives: int = 8, batch: int = 256
+    checkpoint: Path, data: ImageDataset, queries: Tensor, negatives: int = 8, batch: int = 256
 ) -> list[MinedQuery]:
-    """Mine for the training pictures at ``queries`` with a checkpoint's networks and bank, on plain views.
+    """Mine for the training images at ``queries`` with a checkpoint's networks and bank, on plain views.
 
-    The negatives are evenly spread over the similarities of a batch of training pictures.
+    The negatives are evenly spread over the similarities of a batch of training images.
     """
-    moment = read_moment(checkpoint)
+    moment = load_snapshot(checkpoint)
     others = spread(len(data.train), batch)
     others = others[~torch.isin(others, queries)]
     mining = mine(moment, embed(moment, data.train, queries), embed(moment, data.train, others))
@@ -224,14 +224,14 @@ def mined_samples(
         return [MinedSample(*column) for column in columns]
 
     found = []
-    for row, picture in enumerate(queries.tolist()):
+    for row, image in enumerate(queries.tolist()):
         pulled = (mining.positives[row] >= 0) & moment.composition.mines
         mine_of = mining.positives[row], mining.positive_similarity[row], mining.weights[row]
         places = mining.allowed[row].nonzero().flatten()
         places = places[mining.similarity[row, places].argsort(descending=True)]
         places = places[spread(len(places), negatives)]
         pushed = mining.negatives[places], mining.similarity[row, places], mining.keep[row, places]
-        found.append(MinedQuery(picture, samples(row, *(x[pulled] for x in mine_of)), samples(row, *pushed)))
+        found.append(MinedQuery(image, samples(row, *(x[pulled] for x in mine_of)), samples(row, *pushed)))
     return found
 
 

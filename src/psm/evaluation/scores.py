@@ -1,4 +1,4 @@
-"""Scores of features: weighted nearest neighbours and the linear protocol. Knows nothing of methods."""
+"""Scores of features: weighted nearest neighbors and the linear protocol. Knows nothing of methods."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from psm.utils.seeding import generator
 
 @dataclass(frozen=True)
 class Accuracy:
-    """Shares of test pictures, in per cent, whose class is the first guess or among the first five."""
+    """Shares of test images, in per cent, whose class is the first guess or among the first five."""
 
     top1: float
     top5: float
@@ -61,36 +61,36 @@ def linear(
 ) -> Accuracy:
     """One linear layer trained by SGD on frozen features; ``features(epoch)`` gives the training features (N, F).
 
-    Features are standardised by the first epoch's mean and deviation: a fixed affine map, so that the classifier stays
+    Features are standardized by the first epoch's mean and deviation: a fixed affine map, so that the classifier stays
     linear and one learning rate suits encoders of any scale.
     """
     config = config or LinearConfig()
     current = features(0)
     mean, deviation = current.mean(0), current.std(0).clamp(min=1e-6)
 
-    def standardise(x: Tensor) -> Tensor:
+    def standardize(x: Tensor) -> Tensor:
         return (x - mean) / deviation
 
     layer = nn.Linear(current.shape[1], classes)
     with torch.no_grad():
         layer.weight.normal_(std=0.01, generator=generator(seed, "linear"))
         layer.bias.zero_()
-    optimiser = torch.optim.SGD(
+    optimizer = torch.optim.SGD(
         layer.parameters(), lr=config.lr, momentum=config.momentum, weight_decay=config.weight_decay, fused=True
     )
     batches = -(-len(train_labels) // config.batch_size)
     for epoch in range(config.epochs):
-        inputs = standardise(current if epoch == 0 else features(epoch))
+        inputs = standardize(current if epoch == 0 else features(epoch))
         order = torch.randperm(len(inputs), generator=generator(seed, "linear", epoch))
         inputs, labels = inputs[order], train_labels[order]
         for index, (rows, targets) in enumerate(
             zip(inputs.split(config.batch_size), labels.split(config.batch_size), strict=True)
         ):
             step = epoch * batches + index
-            optimiser.param_groups[0]["lr"] = learning_rate(step, config.epochs * batches, 0, config.lr, 0.0)
-            optimiser.zero_grad()
+            optimizer.param_groups[0]["lr"] = learning_rate(step, config.epochs * batches, 0, config.lr, 0.0)
+            optimizer.zero_grad()
             cross_entropy(layer(rows), targets).backward()
-            optimiser.step()
+            optimizer.step()
         advance(epoch)
     with torch.inference_mode():
-        return accuracy(layer(standardise(test)), test_labels)
+        return accuracy(layer(standardize(test)), test_labels)

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from psm.experiments.catalogue import EXPERIMENTS, Configuration, Experiment
+from psm.experiments.catalog import EXPERIMENTS, Configuration, Experiment
 from psm.experiments.presets import PRESETS, Preset
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from psm.experiments.catalogue import EXPERIMENTS, Configuration, Experiment
+from psm.experiments.catalog import EXPERIMENTS, Configuration, Experiment
 from psm.experiments.plan import BASELINES, data_title
 from psm.experiments.results import GRADIENTS, Study, read_table
 
@@ -35,7 +35,7 @@ class Cell:
         return statistics.stdev(self.values.values()) if self.count > 1 else None
 
     def minus(self, other: "Cell") -> "Cell":
-        """The differences, seed by seed: equal seeds start from equal weights and see equal pictures."""
+        """The differences, seed by seed: equal seeds start from equal weights and see equal images."""
         return Cell({seed: value - other.values[seed] for seed, value in self.values.items() if seed in other.values})
 
 
@@ -112,7 +112,7 @@ class Answer:
 
 
 def read_answers(study: Study) -> list[Answer]:
-    """Every experiment that was planned in this study, in the catalogue's order."""
+    """Every experiment that was planned in this study, in the catalog's order."""
     tables = {name: read_table(study.table(name)) for name in ("plan", "results", "curves", "gradients", "failures")}
     scores: dict[tuple[str, str], list[Mapping[str, str]]] = _by_run(tables["results"])
     curves, gradients = _by_run(tables["curves"]), _by_run(tables["gradients"])

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from psm.experiments.plan import PlannedRun, data_title
 from psm.experiments.results import Study
-from psm.utils.run_folder import Run, read_lines
+from psm.utils.run_folder import RunFolder, read_lines
 
 
 class Progress:
@@ -31,7 +31,7 @@ class Progress:
         self.running: list[PlannedRun] = []
 
     def records(self, run: PlannedRun) -> list[dict]:
-        return read_lines(Run(self.study.run(run.run)).metrics)
+        return read_lines(RunFolder(self.study.run(run.run)).metrics)
 
     def epoch(self, run: PlannedRun) -> int:
         records = self.records(run)

@@ -1,6 +1,6 @@
-"""The paper's figures from a study's answers, as matplotlib figures that read in print, on a phone and in grey.
+"""The paper's figures from a study's answers, as matplotlib figures that read in print, on a phone and in gray.
 
-Colours are those of Okabe and Ito; whatever a colour tells, a marker or a dash tells too.
+Colors are those of Okabe and Ito; whatever a color tells, a marker or a dash tells too.
 """
 
 import io
@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from psm.experiments.aggregate import Answer, Cell, Group, Line
-from psm.reporting.style import BLUE, GREEN, GREY, ORANGE
+from psm.reporting.style import BLUE, GRAY, GREEN, ORANGE
 
 BLACK = "#222222"
 WIDTH = 4.6  # inches; at the width of a phone letters are still those of a book
@@ -81,14 +81,14 @@ def _table(answer: Answer, group: Group) -> Iterator[tuple[str, str, Figure]]:
         cell = line.cell(score)
         if cell.mean is None:
             continue
-        colour, marker = _style(line)
-        axis.plot(list(cell.values.values()), [place] * cell.count, "|", color=colour, markersize=9, alpha=0.7)
-        axis.errorbar(cell.mean, place, xerr=cell.deviation or None, fmt=marker, color=colour, capsize=3, markersize=6)
+        color, marker = _style(line)
+        axis.plot(list(cell.values.values()), [place] * cell.count, "|", color=color, markersize=9, alpha=0.7)
+        axis.errorbar(cell.mean, place, xerr=cell.deviation or None, fmt=marker, color=color, capsize=3, markersize=6)
         _above(axis, cell.mean, place, cell.mean)
     _rows(axis, lines)
     first = lines[0].cell(score).mean
     if first is not None:
-        axis.axvline(first, color=GREY, linestyle=":", linewidth=1, zorder=0)
+        axis.axvline(first, color=GRAY, linestyle=":", linewidth=1, zorder=0)
     yield (
         "",
         f"{group.title}, measured: dot and bar are mean and standard deviation over seeds, ticks the single runs"
@@ -99,8 +99,8 @@ def _table(answer: Answer, group: Group) -> Iterator[tuple[str, str, Figure]]:
         figure, axis = _axes(height, f"Paper: linear top-1 on {group.title}, %")
         for place, line in enumerate(lines):
             if line.paper:
-                colour, marker = _style(line)
-                axis.plot(line.paper[0], place, marker, color=colour, markersize=6, mfc="white")
+                color, marker = _style(line)
+                axis.plot(line.paper[0], place, marker, color=color, markersize=6, mfc="white")
                 _above(axis, line.paper[0], place, line.paper[0])
         _rows(axis, lines)
         yield "paper", f"{group.title}, printed in the paper (ResNet-18, 200 epochs; no spread is given).", figure
@@ -134,11 +134,11 @@ def _purity(answer: Answer, group: Group) -> Iterator[tuple[str, str, Figure]]:
     for name, title, curves in panels:
         figure, axis = _axes(3.3, f"{title}: % with the query's label")
         for number, line in enumerate(group.rows):
-            colour, marker = PURITY_STYLES[number % len(PURITY_STYLES)]
+            color, marker = PURITY_STYLES[number % len(PURITY_STYLES)]
             for measure, style, words in curves:
                 if measure in line.curves:
-                    _band(axis, line.curves[measure], colour, style, marker, f"{line.title}{words}")
-        axis.axhline(chance, color=GREY, linestyle=":", linewidth=1.2, label="chance")
+                    _band(axis, line.curves[measure], color, style, marker, f"{line.title}{words}")
+        axis.axhline(chance, color=GRAY, linestyle=":", linewidth=1.2, label="chance")
         axis.set_xlabel("epoch")
         axis.xaxis.set_major_locator(MaxNLocator(integer=True))
         axis.set_ylim(bottom=0)
@@ -154,17 +154,17 @@ def _words(name: str) -> str:
     return "share of the five nearest rows with the query's label, and how often at least one of them has it"
 
 
-def _band(axis: Axes, points: Mapping[int, Cell], colour: str, style: str, marker: str, label: str) -> None:
+def _band(axis: Axes, points: Mapping[int, Cell], color: str, style: str, marker: str, label: str) -> None:
     places = list(points)
     means = [cell.mean for cell in points.values()]
     spread = [cell.deviation or 0.0 for cell in points.values()]
     every = max(1, len(places) // 12)
-    axis.plot(places, means, style, color=colour, marker=marker, markersize=4, markevery=every, label=label)
+    axis.plot(places, means, style, color=color, marker=marker, markersize=4, markevery=every, label=label)
     axis.fill_between(
         places,
         [mean - s for mean, s in zip(means, spread, strict=True)],
         [mean + s for mean, s in zip(means, spread, strict=True)],
-        color=colour,
+        color=color,
         alpha=0.15,
         linewidth=0,
     )
@@ -188,10 +188,10 @@ def _gradients(answer: Answer, group: Group) -> Iterator[tuple[str, str, Figure]
         ("length", "softmax_length", "Whole gradient under InfoNCE", "dL/ds times the length of the gradient of s"),
     ):
         figure, axis = _axes(3.3, f"{title}, over its maximum")
-        for what, colour, style in (("mean", BLUE, "-"), ("variance", ORANGE, "--")):
+        for what, color, style in (("mean", BLUE, "-"), ("variance", ORANGE, "--")):
             values = curve(f"{kind}_{what}")
             largest = max(values) or 1.0
-            axis.plot(places, [value / largest for value in values], style, color=colour, label=what, linewidth=1.8)
+            axis.plot(places, [value / largest for value in values], style, color=color, label=what, linewidth=1.8)
         _positive(axis, positive, median, places[-1])
         axis.set_xlabel("rank of similarity among the bank's rows")
         axis.set_ylim(0, 1.05)
@@ -201,8 +201,8 @@ def _gradients(answer: Answer, group: Group) -> Iterator[tuple[str, str, Figure]
     if "same_class" in line.ranks[0]:
         figure, axis = _axes(3.3, "Who the negatives are, %")
         axis.plot(places, [100 * x for x in curve("same_class")], "-", color=ORANGE, label="the query's label", lw=1.8)
-        axis.plot(places, [100 * x for x in curve("own_picture")], "--", color=BLUE, label="its own picture", lw=1.8)
-        axis.axhline(100 / float(group.facts["classes"]), color=GREY, linestyle=":", linewidth=1.2, label="chance")
+        axis.plot(places, [100 * x for x in curve("own_image")], "--", color=BLUE, label="its own image", lw=1.8)
+        axis.axhline(100 / float(group.facts["classes"]), color=GRAY, linestyle=":", linewidth=1.2, label="chance")
         axis.set_xlabel("rank of similarity among the bank's rows")
         axis.set_ylim(bottom=0)
         _legend(figure, columns=3)
@@ -228,20 +228,20 @@ def _sweep(answer: Answer, group: Group) -> Iterator[tuple[str, str, Figure]]:
     lines = group.rows
     figure, axis = _axes(3.4, f"top-1 on {group.title}, %")
     joined = answer.experiment.draws == "sweep"
-    for score, colour, marker, style in (("linear", BLUE, "o", "-"), ("knn", ORANGE, "D", "--")):
+    for score, color, marker, style in (("linear", BLUE, "o", "-"), ("knn", ORANGE, "D", "--")):
         shown = [(place, line.cell(score)) for place, line in enumerate(lines) if line.cell(score).count]
         if not shown:
             continue
         reference = next((line.cell(score) for line in lines if line.against is None), Cell())
         if reference.deviation is not None:
             low, high = reference.mean - reference.deviation, reference.mean + reference.deviation
-            axis.axhspan(low, high, color=colour, alpha=0.12, linewidth=0)
+            axis.axhspan(low, high, color=color, alpha=0.12, linewidth=0)
         axis.errorbar(
             [place for place, _ in shown],
             [cell.mean for _, cell in shown],
             yerr=[cell.deviation or 0.0 for _, cell in shown],
             fmt=f"{marker}{style if joined else ''}",
-            color=colour,
+            color=color,
             capsize=3,
             markersize=6,
             label=_score_name(score),
@@ -256,7 +256,7 @@ def _sweep(answer: Answer, group: Group) -> Iterator[tuple[str, str, Figure]]:
     chosen = next((line for line in lines if line.against is None), None)
     spread = bool(chosen) and any(cell.count > 1 for cell in chosen.scores.values())
     bands = f"; bands are mean ± standard deviation of {chosen.title} over seeds" if spread else ""
-    yield "", f"{group.title}: per cent right of the test pictures{bands}.", figure
+    yield "", f"{group.title}: per cent right of the test images{bands}.", figure
 
 
 def _tick(line: Line) -> str:
@@ -265,4 +265,4 @@ def _tick(line: Line) -> str:
 
 
 def _score_name(score: str) -> str:
-    return {"linear": "linear", "knn": "nearest neighbours"}[score]
+    return {"linear": "linear", "knn": "nearest neighbors"}[score]

@@ -15,8 +15,8 @@ from typing import Any
 from psm.config import merge as settings
 from psm.config.schema import MAY_CHANGE, EvaluateConfig, ExperimentConfig, PretrainConfig
 from psm.data.registry import NAMES
-from psm.experiments import catalogue, presets
-from psm.experiments.catalogue import Configuration, Experiment
+from psm.experiments import catalog, presets
+from psm.experiments.catalog import Configuration, Experiment
 from psm.methods.registry import METHODS, Composition, compose
 from psm.utils.errors import UserError, did_you_mean
 
@@ -78,12 +78,12 @@ class Plan:
     places: tuple[Place, ...]
 
 
-def read_request(names: Sequence[str], *wishes: Mapping[str, Any]) -> Request:
-    """Sort keys into the suite's own and those of `psm pretrain`; the later wishes win."""
+def read_request(names: Sequence[str], *overrides: Mapping[str, Any]) -> Request:
+    """Sort keys into the suite's own and those of `psm pretrain`; the later overrides win."""
     own = {row.key: row for row in settings.rows(ExperimentConfig)}
     mine, runs = {}, {}
-    for wish in wishes:
-        for dotted, value in settings.flatten(wish, own):
+    for override in overrides:
+        for dotted, value in settings.flatten(override, own):
             if dotted in own:
                 lists = "list" in own[dotted].type and value is not None
                 mine[dotted] = [value] if lists and not isinstance(value, (list, tuple)) else value
@@ -94,7 +94,7 @@ def read_request(names: Sequence[str], *wishes: Mapping[str, Any]) -> Request:
     beforehand = {dotted: value for dotted, value in preset.settings.items() if dotted in own}
     config = settings.build(ExperimentConfig, beforehand, mine)
     _check(config)
-    catalogue.find(list(names))
+    catalog.find(list(names))
     return Request(tuple(names), config, runs, mine | runs)
 
 
@@ -133,7 +133,7 @@ def make_plan(request: Request) -> Plan:
     runs: dict[str, PlannedRun] = {}
     places: list[Place] = []
     preset = presets.find(request.config.preset)
-    for experiment in catalogue.find(list(request.names)):
+    for experiment in catalog.find(list(request.names)):
         command = command_of(experiment.name, request)
         rows = _chosen(experiment, request.config.methods)
         for data in request.config.data or preset.data or experiment.data:
@@ -182,13 +182,13 @@ def _common(request: Request, preset: presets.Preset, data: str) -> dict[str, An
 
 
 def _planned(row: Configuration, request: Request, preset: presets.Preset, data: str, seed: int) -> PlannedRun:
-    wishes = _common(request, preset, data) | dict(row.settings) | {"seed": seed}
-    full = resolved(wishes)
+    overrides = _common(request, preset, data) | dict(row.settings) | {"seed": seed}
+    full = resolved(overrides)
     evaluation = _evaluation(request.config, seed)
     changed = _changes(full)
     matters = {k: v for k, v in full.items() if k not in MAY_CHANGE and not _off(k, v)}
     name = "-".join([data_title(data).lower(), full["method"], *(_slug(k, v) for k, v in changed.items()), f"s{seed}"])
-    shown = ("pictures.", "views.size", "encoder", "stem", "data", "seed", "precision")
+    shown = ("images.", "views.size", "encoder", "stem", "data", "seed", "precision")
     seen = {k: v for k, v in matters.items() if k.startswith(shown)}
     return PlannedRun(
         run=f"{name}-{_hash(matters)}",
@@ -196,7 +196,7 @@ def _planned(row: Configuration, request: Request, preset: presets.Preset, data:
         method=full["method"],
         data=data,
         seed=seed,
-        settings=wishes | {"epochs": full["epochs"]},
+        settings=overrides | {"epochs": full["epochs"]},
         evaluation=evaluation,
         evaluated=_hash({k: v for k, v in evaluation.items() if not _off(k, v)}),
         baseline=f"{data_title(data).lower()}-baselines-s{seed}-{_hash(seen)}",
@@ -205,7 +205,7 @@ def _planned(row: Configuration, request: Request, preset: presets.Preset, data:
 
 
 def command_of(name: str, request: Request) -> str:
-    """What to type to repeat an experiment; where pictures lie is another matter on every machine."""
+    """What to type to repeat an experiment; where images lie is another matter on every machine."""
     given = {k: v for k, v in request.given.items() if k not in MAY_CHANGE}
     given = {"preset": request.config.preset} | given
     if "data" in given:
@@ -236,16 +236,16 @@ def data_title(data: str) -> str:
     return DATA_TITLES.get(data, data_name(data))
 
 
-def resolved(wishes: Mapping[str, Any]) -> dict[str, Any]:
+def resolved(overrides: Mapping[str, Any]) -> dict[str, Any]:
     """Every key of `psm pretrain` with its value, what the method says filled in."""
-    seed = {"seed": wishes["seed"]} if "seed" in wishes else {}
-    return _resolved(json.dumps({k: v for k, v in wishes.items() if k != "seed"})) | seed
+    seed = {"seed": overrides["seed"]} if "seed" in overrides else {}
+    return _resolved(json.dumps({k: v for k, v in overrides.items() if k != "seed"})) | seed
 
 
 @cache
-def _resolved(wishes: str) -> dict[str, Any]:
+def _resolved(overrides: str) -> dict[str, Any]:
     """Building is slow, and runs differ in the seed alone where they do not differ in their row."""
-    config = settings.build(PretrainConfig, json.loads(wishes))
+    config = settings.build(PretrainConfig, json.loads(overrides))
     composition = compose(config.method, {f.name: getattr(config, f.name) for f in fields(Composition)})
     full = replace(config, **{f.name: getattr(composition, f.name) for f in fields(Composition)})
     return dict(settings.flatten(settings.to_dict(full)))

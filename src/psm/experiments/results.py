@@ -31,7 +31,7 @@ GRADIENTS = (  # what figure 2 is drawn from
         for factor in ("slope", "length")
         for moment in ("mean", "variance")
     ),
-    *("same_class", "own_picture", "positive_rank", "positive_rank_median"),
+    *("same_class", "own_image", "positive_rank", "positive_rank_median"),
 )
 
 
@@ -124,7 +124,7 @@ def _about(record: Mapping[str, Any]) -> Row:
 
 
 def _scores(record: Mapping[str, Any]) -> list[Row]:
-    facts = ("epochs", "batch_size", "encoder", "pictures", "test_pictures", "classes", "seconds", "date", "commit")
+    facts = ("epochs", "batch_size", "encoder", "images", "test_images", "classes", "seconds", "date", "commit")
     machine = ("psm", "torch", "threads", "hardware")
     rows = []
     for score in record["scores"]:

@@ -83,7 +83,7 @@ def run_experiments(request: Request) -> Outcome:
 def _check(run: PlannedRun) -> None:
     """What is wrong with the settings of all runs is said before any of them starts."""
     from psm.evaluation.evaluate import check_settings as check_evaluation
-    from psm.training.pretrain import check_settings
+    from psm.training.resolve import check_settings
 
     check_settings(settings.build(PretrainConfig, run.settings))
     check_evaluation(settings.build(EvaluateConfig, run.evaluation))

@@ -23,7 +23,7 @@ from psm.experiments.results import Study, has_gradients, read_record, write_rec
 from psm.kernels.malloc import keep_freed_memory
 from psm.utils.errors import Diverged, UserError
 from psm.utils.locking import locked
-from psm.utils.run_folder import Run, read_lines
+from psm.utils.run_folder import RunFolder, read_lines
 
 
 @dataclass(frozen=True)
@@ -72,14 +72,14 @@ def work(job: Job) -> None:
 def _train(study: Study, run: PlannedRun) -> None:
     from psm.training.pretrain import run_pretraining
 
-    if not _trained(Run(study.run(run.run)), run.epochs):
+    if not _trained(RunFolder(study.run(run.run)), run.epochs):
         run_pretraining(run.settings, {"out": str(study.run(run.run)), "resume": "auto", "progress": False})
 
 
-def _trained(run: Run, epochs: int) -> bool:
+def _trained(run: RunFolder, epochs: int) -> bool:
     """The encoder is written once a run is complete."""
     try:
-        return run.encoder.exists() and json.loads(run.loading.read_text())["epoch"] == epochs
+        return run.encoder.exists() and json.loads(run.info.read_text())["epoch"] == epochs
     except (OSError, ValueError, KeyError):
         return False
 
@@ -114,7 +114,7 @@ def _evaluate(study: Study, job: Job) -> list[dict[str, Any]]:
     keys = {"checkpoint": str(study.run(job.run.run)), "baselines": job.baselines, "progress": False}
     scores = [asdict(score) for score in run_evaluation(job.run.evaluation, keys).scores]
     # A record tells what was measured, not where on this machine: it can be kept and sent.
-    places = ("checkpoint", "data", "pictures")
+    places = ("checkpoint", "data", "images")
     return [
         score | {"protocol": {key: value for key, value in score["protocol"].items() if key not in places}}
         for score in scores
@@ -124,12 +124,12 @@ def _evaluate(study: Study, job: Job) -> list[dict[str, Any]]:
 def _gradients(study: Study, run: PlannedRun) -> list[dict[str, Any]]:
     from psm.config import merge as settings
     from psm.config.schema import PretrainConfig
-    from psm.data import load
+    from psm.data import load_dataset
     from psm.evaluation.gradient_ranks import gradient_ranks
 
-    folder = Run(study.run(run.run))
+    folder = RunFolder(study.run(run.run))
     config = settings.build(PretrainConfig, settings.read_yaml(folder.config))
-    return gradient_ranks(folder.checkpoint, load(config.data, config.pictures, progress=False))
+    return gradient_ranks(folder.checkpoint, load_dataset(config.data, config.images, progress=False))
 
 
 def _about(study: Study, job: Job, protocol: dict[str, Any]) -> dict[str, Any]:
@@ -138,7 +138,7 @@ def _about(study: Study, job: Job, protocol: dict[str, Any]) -> dict[str, Any]:
 
     from psm.config import merge as settings
 
-    run = Run(study.run(job.run.run))
+    run = RunFolder(study.run(job.run.run))
     config = dict(settings.flatten(settings.read_yaml(run.config))) | {"data": data_name(job.run.data)}
     curves = read_lines(run.metrics)
     return {
@@ -151,8 +151,8 @@ def _about(study: Study, job: Job, protocol: dict[str, Any]) -> dict[str, Any]:
         "epochs": config["epochs"],
         "batch_size": config["batch_size"],
         "encoder": config["encoder"],
-        "pictures": protocol["train_pictures"],
-        "test_pictures": protocol["test_pictures"],
+        "images": protocol["train_images"],
+        "test_images": protocol["test_images"],
         "classes": protocol["classes"],
         "seconds": round(sum(epoch.get("seconds", 0.0) for epoch in curves), 1),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),

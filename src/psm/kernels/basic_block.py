@@ -1,7 +1,7 @@
 """A residual block of two 3x3 convolutions in one, for x86 CPUs.
 
 One after the other, each of a block's layers sends its maps through memory. Here a convolution by tiles (``tiles``)
-sums the moments that its norm takes while its maps are in the cache, the next one normalises and rectifies what it
+sums the moments that its norm takes while its maps are in the cache, the next one normalizes and rectifies what it
 reads, and gradients are taken through the norms where the convolutions read them: what is between the block's two
 convolutions is never written. Where a block halves the sides, the 1x1 convolution of its shortcut uses the places that
 the tiles have, and its norm goes with the block's last. ``benchmarks/convolutions.py`` measures the speed,
@@ -100,7 +100,7 @@ class Residual(torch.autograd.Function):
         norms.settle(modules[1], outer, rows[1], **by_map(outer, sums))
         result = torch.empty_like(outer)
         plus = {"plus": shortcut, "plus_norm": rows[2] if beside else None}
-        call("normalise", norms.Pass, x=outer, norm=rows[1], y=result, **plus, **by_map(outer, sums))
+        call("normalize", norms.Pass, x=outer, norm=rows[1], y=result, **plus, **by_map(outer, sums))
         ctx.stride = stride
         ctx.save_for_backward(maps, inner, outer, result, shortcut if beside else None, *parameters[::3], *rows)
         return result

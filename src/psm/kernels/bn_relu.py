@@ -76,7 +76,7 @@ class Rectified(torch.autograd.Function):
         over = {"x": maps, "norm": numbers(norm), **_pieces(maps)}
         call("moments", Pass, **over)
         settle(norm, **over)
-        call("normalise", Pass, plus=plus, y=result, **over)
+        call("normalize", Pass, plus=plus, y=result, **over)
         ctx.summed = plus is not None
         ctx.save_for_backward(maps, over["norm"], result if ctx.summed else None)
         return result

@@ -1,6 +1,6 @@
 """Convolutions over small maps by fewer products and at the speed of matrix products; for CPUs.
 
-Late layers of a residual network work on maps of 4x4, 2x2 or 1x1 when pictures have 32 pixels. oneDNN (torch 2.13) is
+Late layers of a residual network work on maps of 4x4, 2x2 or 1x1 when images have 32 pixels. oneDNN (torch 2.13) is
 slow there, above all in the gradients. Ways around it, all of them plain matrix products:
 
 - ``few_products``: 3x3 convolutions of 4x4 and 2x2 maps by the algorithm of Toom and Cook (known as Winograd's): maps

@@ -10,9 +10,9 @@ from psm.losses import negative_weighting as masses
 from psm.losses.chunked import sum_over_anchors
 from psm.losses.functional import contrastive, logsumexp_of_products, regression, variance_covariance
 from psm.methods.registry import Composition
-from psm.mining.memory_bank import Bank
+from psm.mining.memory_bank import MemoryBank
 from psm.mining.negatives import Negatives, mine_negatives, mixed, of_other_images, of_the_bank
-from psm.mining.positives import Positives, key_alone, nearest, soft_neighbours
+from psm.mining.positives import Positives, key_alone, nearest, soft_neighbors
 from psm.models.siamese import Embeddings, Pair, pairs
 
 
@@ -33,7 +33,7 @@ def fact_names(composition: Composition) -> tuple[str, ...]:
 def loss_of(
     embeddings: Embeddings,
     composition: Composition,
-    bank: Bank | None = None,
+    bank: MemoryBank | None = None,
     ids: Tensor | None = None,
     generator: torch.Generator | None = None,
 ) -> Outcome:
@@ -50,13 +50,13 @@ def loss_of(
 def contrast(
     pair: Pair,
     composition: Composition,
-    bank: Bank | None = None,
+    bank: MemoryBank | None = None,
     ids: Tensor | None = None,
     generator: torch.Generator | None = None,
 ) -> Outcome:
     """L = soft * (the method's own term) + hard * L_hard (eq. 7), the mean over the queries.
 
-    ``ids`` (N,) of the pictures keep a query from meeting a stale copy of its own picture in the bank; ``generator``
+    ``ids`` (N,) of the images keep a query from meeting a stale copy of its own image in the bank; ``generator``
     decides the draws of PNSM and of mixing. The bank is only read.
     """
     loss = composition.loss
@@ -81,7 +81,7 @@ def contrast(
 
 
 def _positives(
-    pair: Pair, composition: Composition, bank: Bank | None, own: Tensor | None
+    pair: Pair, composition: Composition, bank: MemoryBank | None, own: Tensor | None
 ) -> tuple[Positives, dict[str, Tensor]]:
     wanted = composition.positives
     if not composition.mines or bank is None:
@@ -94,7 +94,7 @@ def _positives(
     }
     if wanted.rule == "nearest":
         return nearest(pair.key, mined), facts
-    return soft_neighbours(pair.projection, pair.key, mined, wanted.weighting), facts
+    return soft_neighbors(pair.projection, pair.key, mined, wanted.weighting), facts
 
 
 def _term(
@@ -102,7 +102,7 @@ def _term(
     positives: Positives,
     source: str,
     composition: Composition,
-    bank: Bank | None,
+    bank: MemoryBank | None,
     own: Tensor | None,
     generator: torch.Generator | None,
 ) -> Outcome:

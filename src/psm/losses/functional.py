@@ -80,7 +80,7 @@ def regression(similarity: Tensor, weights: Tensor, present: Tensor) -> Tensor:
 def variance_covariance(
     z1: Tensor, z2: Tensor, invariance: float = 25.0, variance: float = 25.0, covariance: float = 1.0
 ) -> Tensor:
-    """VICReg of the projections (N, D) of two views, not normalised.
+    """VICReg of the projections (N, D) of two views, not normalized.
 
     invariance * MSE + variance * hinge on each dimension's deviation (target 1; mean of the branches) + covariance *
     squared off-diagonal covariances over D (sum of the branches).
@@ -88,8 +88,8 @@ def variance_covariance(
     count, width = z1.shape
     spread, redundancy = 0.0, 0.0
     for z in (z1, z2):
-        centred = z - z.mean(0)
-        spread = spread + relu(1 - torch.sqrt(centred.square().sum(0) / (count - 1) + 1e-4)).mean() / 2
-        joint = centred.T @ centred / (count - 1)
+        centered = z - z.mean(0)
+        spread = spread + relu(1 - torch.sqrt(centered.square().sum(0) / (count - 1) + 1e-4)).mean() / 2
+        joint = centered.T @ centered / (count - 1)
         redundancy = redundancy + (joint.square().sum() - joint.diagonal().square().sum()) / width
     return invariance * (z1 - z2).square().mean() + variance * spread + covariance * redundancy

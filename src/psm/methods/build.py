@@ -8,16 +8,16 @@ from torch import nn
 from psm.config.schema import PretrainConfig
 from psm.methods.registry import Composition, compose
 from psm.models import networks
-from psm.models.siamese import Topology
+from psm.models.siamese import SiameseNetworks
 from psm.utils.seeding import derived_seed
 
 
 def composition_of(config: PretrainConfig) -> Composition:
-    """The method's composition with the configuration's wishes put in."""
+    """The method's composition with the configuration's overrides put in."""
     return compose(config.method, {f.name: getattr(config, f.name) for f in fields(Composition)})
 
 
-def build_networks(config: PretrainConfig, size: int, encoder: nn.Module | None = None) -> Topology:
+def build_networks(config: PretrainConfig, size: int, encoder: nn.Module | None = None) -> SiameseNetworks:
     """The networks that the configuration names, with weights drawn from its seed, for views of ``size`` pixels."""
     heads, topology = config.heads, config.topology
     with torch.random.fork_rng(devices=[]):
@@ -27,6 +27,6 @@ def build_networks(config: PretrainConfig, size: int, encoder: nn.Module | None 
             if encoder is None
             else networks.as_encoder(encoder, size)
         )
-        projector = networks.projector(backbone.width, heads.hidden, heads.out)
-        predictor = networks.predictor(heads.out, heads.hidden, heads.out) if topology.predictor else None
-        return Topology(backbone, projector, predictor, topology.target)
+        projector = networks.projector(backbone.width, heads.hidden_dim, heads.out_dim)
+        predictor = networks.predictor(heads.out_dim, heads.hidden_dim, heads.out_dim) if topology.predictor else None
+        return SiameseNetworks(backbone, projector, predictor, topology.target)

@@ -33,7 +33,7 @@ class Composition:
     @property
     def mined(self) -> int:
         """How many positives are mined from the bank for a query."""
-        each = {"key": 0, "nearest": 1, "neighbours": self.positives.k}.get(self.positives.rule, 0)
+        each = {"key": 0, "nearest": 1, "neighbors": self.positives.k}.get(self.positives.rule, 0)
         return each if self.loss.soft > 0 else 0
 
     @property
@@ -63,7 +63,7 @@ METHODS: dict[str, Method] = {}
 def register(name: str, title: str, reference: str, base: str | None = None, **parts: dict[str, Any]) -> Method:
     """Add a method: a base method (psm by default) with some settings of its parts changed.
 
-    >>> register("psm2", "PSM with two neighbours", "here", positives={"k": 2})  # doctest: +SKIP
+    >>> register("psm2", "PSM with two neighbors", "here", positives={"k": 2})  # doctest: +SKIP
     """
     row = METHODS[base].composition if base else _PSM
     changed = {part: replace(getattr(row, part), **settings) for part, settings in parts.items()}
@@ -80,14 +80,16 @@ def find(name: str) -> Method:
     return METHODS[name]
 
 
-def compose(method: str, wishes: Mapping[str, Any] | None = None) -> Composition:
-    """The method's composition with the user's wishes put in: groups by name, each None where nothing is wished."""
+def compose(method: str, overrides: Mapping[str, Any] | None = None) -> Composition:
+    """The method's composition with the user's overrides put in: groups by name, each None where nothing is wished."""
     row = find(method).composition
     groups = {}
     for group in fields(Composition):
-        wish = (wishes or {}).get(group.name)
+        override = (overrides or {}).get(group.name)
         given = (
-            {f.name: getattr(wish, f.name) for f in fields(wish) if getattr(wish, f.name) is not None} if wish else {}
+            {f.name: getattr(override, f.name) for f in fields(override) if getattr(override, f.name) is not None}
+            if override
+            else {}
         )
         groups[group.name] = replace(getattr(row, group.name), **given)
     composition = Composition(**groups)
@@ -164,7 +166,7 @@ def check(composition: Composition) -> None:
             f"positives.rule={positives.rule} has no place in loss.objective=variance-covariance: leave it at key.",
         ),
         (
-            negatives.source != "queries" or positives.rule != "neighbours",
+            negatives.source != "queries" or positives.rule != "neighbors",
             "negatives.source=queries compares one positive with all queries: give positives.rule=nearest or key.",
         ),
         (
@@ -173,7 +175,7 @@ def check(composition: Composition) -> None:
             "negatives.source=bank or negatives.mixed=0 negatives.mixed_query=0.",
         ),
         (
-            not composition.mines or positives.rule != "neighbours" or bank.size >= positives.k,
+            not composition.mines or positives.rule != "neighbors" or bank.size >= positives.k,
             f"bank.size={bank.size} is smaller than positives.k={positives.k}, so nothing could ever be mined: give a "
             "larger bank or a smaller k.",
         ),
@@ -185,7 +187,7 @@ def check(composition: Composition) -> None:
 
 _PSM = Composition(
     topology=TopologyConfig(target=True, momentum=0.99, predictor=True),
-    positives=PositivesConfig(rule="neighbours", k=5, weighting="V0"),
+    positives=PositivesConfig(rule="neighbors", k=5, weighting="V0"),
     negatives=NegativesConfig(
         source="positives",
         pnsm=True,
@@ -218,7 +220,7 @@ register(
 )
 register(
     "snclr",
-    "SNCLR: soft neighbours as positives",
+    "SNCLR: soft neighbors as positives",
     "Ge et al.: Soft Neighbors are Positive Supporters in Contrastive Visual Representation Learning (2023)",
     negatives={"pnsm": False},
     loss={"hard": 0.0},

@@ -80,9 +80,9 @@ class InvertedLists(nn.Module):
 
     def _filled(self, rows: Tensor) -> Any:
         library = faiss()
-        self._quantiser = library.IndexFlatIP(self.width)  # held here: the index does not keep it alive
-        self._quantiser.add(self.centroids.numpy())
-        index = library.IndexIVFFlat(self._quantiser, self.width, self.lists, library.METRIC_INNER_PRODUCT)
+        self._quantizer = library.IndexFlatIP(self.width)  # held here: the index does not keep it alive
+        self._quantizer.add(self.centroids.numpy())
+        index = library.IndexIVFFlat(self._quantizer, self.width, self.lists, library.METRIC_INNER_PRODUCT)
         index.nprobe = PROBES
         index.add_with_ids(rows.numpy(), torch.arange(len(rows)).numpy())
         return index

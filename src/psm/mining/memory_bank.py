@@ -1,4 +1,4 @@
-"""The bank M: a first-in first-out memory of unit-norm target projections and the pictures they came from."""
+"""The bank M: a first-in first-out memory of unit-norm target projections and the images they came from."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -14,7 +14,7 @@ from psm.mining.faiss_index import InvertedLists
 SEARCH_ELEMENTS = 2**22  # similarities held at once while searching: 16 MiB in float32, whatever batch and bank
 QUERIES = 256  # that a CPU searches for at once: more of them, beside fewer rows, leave more to be sorted
 BLOCK = 128
-SPARE = 4  # rows that an approximate search asks for beyond k, for those that are of the query's own picture
+SPARE = 4  # rows that an approximate search asks for beyond k, for those that are of the query's own image
 
 
 class Mined(NamedTuple):
@@ -22,11 +22,11 @@ class Mined(NamedTuple):
 
     vectors: Tensor  # (N, k, D), zero where nothing usable was found
     similarity: Tensor  # (N, k) to the vector that was searched with
-    ids: Tensor  # (N, k) ids of the pictures, -1 where nothing usable was found
+    ids: Tensor  # (N, k) ids of the images, -1 where nothing usable was found
     found: Tensor  # (N,) whether k usable rows exist; where not, the mined part is empty
 
 
-class Bank(nn.Module):
+class MemoryBank(nn.Module):
     """Holds ``size`` rows; query it, then push: nothing of a batch is in the bank while that batch is mined.
 
     Where the next row goes and how many are filled are plain numbers that follow from what was pushed, so that neither
@@ -64,7 +64,7 @@ class Bank(nn.Module):
             state_dict.pop(f"{prefix}index._extra_state", None)
         super()._load_from_state_dict(state_dict, prefix, *given)
 
-    def _apply(self, function: Callable, recurse: bool = True) -> "Bank":
+    def _apply(self, function: Callable, recurse: bool = True) -> "MemoryBank":
         """Rows stay in single precision at least in a network of half precision."""
         rows = self.rows
         super()._apply(function, recurse)
@@ -74,7 +74,7 @@ class Bank(nn.Module):
 
     @torch.no_grad()
     def push(self, rows: Tensor, ids: Tensor) -> None:
-        """Enqueue rows (N, D), normalised on entry, with the ids (N,) of their pictures; the oldest rows give way."""
+        """Enqueue rows (N, D), normalized on entry, with the ids (N,) of their images; the oldest rows give way."""
         dropped = max(0, len(rows) - self.size)
         rows, ids = normalize(rows[dropped:].to(self.rows.dtype), dim=1), ids[dropped:]
         places = (torch.arange(len(rows), device=self.rows.device) + self.pointer + dropped) % self.size
@@ -99,7 +99,7 @@ class Bank(nn.Module):
     def nearest(self, vectors: Tensor, k: int, own: Tensor | None = None) -> Mined:
         """The k rows most similar (cosine) to each vector (N, D): eq. 3.
 
-        Rows with the id of the query's own picture, given as ``own`` (N,), are passed over. The exact search runs over
+        Rows with the id of the query's own image, given as ``own`` (N,), are passed over. The exact search runs over
         slices of the bank, so that its memory does not grow with the bank.
         """
         if own is not None and own.shape != vectors.shape[:1]:
@@ -140,7 +140,7 @@ class Bank(nn.Module):
     def _approximate(self, vectors: Tensor, k: int, own: Tensor | None) -> tuple[Tensor, Tensor]:
         """The same by the index; exactly for vectors for which it finds too few rows.
 
-        Where a query's own picture takes most of the places, in a bank that holds many copies of each, four times as
+        Where a query's own image takes most of the places, in a bank that holds many copies of each, four times as
         many are asked for before that.
         """
 
@@ -169,7 +169,7 @@ class Bank(nn.Module):
         similarity = self._memory(count, vectors)[:count].view(len(vectors), len(rows))
         torch.mm(vectors, rows.T, out=similarity)
         if own is not None:
-            mark_own(similarity, ids, own, -torch.inf)
+            mask_same_image_(similarity, ids, own, -torch.inf)
         return largest(similarity, k)
 
     def _memory(self, count: int, like: Tensor) -> Tensor:
@@ -181,8 +181,8 @@ class Bank(nn.Module):
         return self._similarity
 
 
-def mark_own(pairs: Tensor, ids: Tensor, own: Tensor, value: float | bool) -> Tensor:
-    """Set, in a matrix (N, M) of queries and rows, the pairs of one picture to a value: where ``ids`` meet ``own``.
+def mask_same_image_(pairs: Tensor, ids: Tensor, own: Tensor, value: float | bool) -> Tensor:
+    """Set, in a matrix (N, M) of queries and rows, the pairs of one image to a value: where ``ids`` meet ``own``.
 
     On a CPU only the few columns with an id of the batch are touched: comparing all pairs takes longer there than the
     search itself. Elsewhere that would wait for the device, and comparing is cheap.

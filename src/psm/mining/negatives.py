@@ -5,7 +5,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from psm.mining.memory_bank import Bank, mark_own
+from psm.mining.memory_bank import MemoryBank, mask_same_image_
 
 DOT_ELEMENTS = (2**24, 2**19)  # of bank rows multiplied at a time on an accelerator, on a CPU
 
@@ -21,7 +21,7 @@ class Negatives(NamedTuple):
 
     @property
     def mask(self) -> Tensor:
-        """Which of them are its negatives, spelt out."""
+        """Which of them are its negatives, spelled out."""
         return torch.ones_like(self.similarity, dtype=torch.bool) if self.allowed is None else self.allowed
 
 
@@ -55,16 +55,16 @@ def mine_negatives(
     )
 
 
-def of_the_bank(query: Tensor, bank: Bank, own: Tensor | None = None) -> Negatives:
+def of_the_bank(query: Tensor, bank: MemoryBank, own: Tensor | None = None) -> Negatives:
     """MoCo: the bank's filled rows, but for those with the queries' own ids (N,), if given."""
     rows, ids = bank.filled
     negatives = Negatives(query @ rows.to(query.dtype).T, None)
-    return negatives if own is None else negatives._replace(allowed=mark_own(negatives.mask, ids, own, False))
+    return negatives if own is None else negatives._replace(allowed=mask_same_image_(negatives.mask, ids, own, False))
 
 
 def mixed(
     query: Tensor,
-    bank: Bank,
+    bank: MemoryBank,
     negatives: Negatives,
     hardest: int,
     pairs: int,

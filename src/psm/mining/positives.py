@@ -30,7 +30,7 @@ def nearest(key: Tensor, mined: Mined) -> Positives:
     return key_alone(torch.where(found, mined.vectors[:, 0].to(key.dtype), key.detach()))
 
 
-def soft_neighbours(projection: Tensor, key: Tensor, mined: Mined, weighting: str = "V0") -> Positives:
+def soft_neighbors(projection: Tensor, key: Tensor, mined: Mined, weighting: str = "V0") -> Positives:
     """The key with weight 1 and its k mined positives with soft weights from the query's projection z1 (eq. 5, 6)."""
     vectors = mined.vectors.to(key.dtype)
     similarity = torch.einsum("nd,nkd->nk", normalize(projection.detach(), dim=1), vectors)

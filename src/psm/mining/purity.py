@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from psm.mining.memory_bank import Bank
+from psm.mining.memory_bank import MemoryBank
 
 MINED = 5  # figure 1 looks at the nearest and at the five nearest
 SERVED = "purity_served"  # the share of queries that the bank can serve; divides the others, then falls away
@@ -11,10 +11,10 @@ NAMES = ("purity_top1", "purity_top5", "hit_top5", SERVED)
 
 
 @torch.no_grad()
-def purity(bank: Bank, keys: Tensor, ids: Tensor, labels: Tensor, own: bool = False) -> dict[str, Tensor]:
-    """Mine the five nearest rows for the keys (N, D) of the pictures ``ids`` (N,), before these keys are pushed.
+def purity(bank: MemoryBank, keys: Tensor, ids: Tensor, labels: Tensor, own: bool = False) -> dict[str, Tensor]:
+    """Mine the five nearest rows for the keys (N, D) of the images ``ids`` (N,), before these keys are pushed.
 
-    ``labels`` are those of all pictures, by id; ``own`` lets a query meet its own picture. Scalars on the device, per
+    ``labels`` are those of all images, by id; ``own`` lets a query meet its own image. Scalars on the device, per
     query of the batch, served or not: ``settled`` divides their means by the share that the bank could serve.
     """
     mined = bank.nearest(keys, MINED, None if own else ids)

@@ -18,7 +18,7 @@ def rerun(function: Callable[[Tensor], Any], network: nn.Module, inputs: Tensor)
 
 @contextmanager
 def kept_statistics(network: nn.Module) -> Iterator[None]:
-    """Batch norm normalises by the batch's statistics as ever, but running ones, and any buffer, stay what they are."""
+    """Batch norm normalizes by the batch's statistics as ever, but running ones, and any buffer, stay what they are."""
     running = list(network.buffers())
     before = [buffer.clone() for buffer in running]
     try:

@@ -15,7 +15,7 @@ from psm.kernels.basic_block import residual
 from psm.kernels.dispatch import in_one, rectified
 from psm.utils.errors import UserError, did_you_mean
 
-STEMS = ("small", "imagenet")
+STEMS = ("cifar", "imagenet")
 SMALL_BELOW = 96  # pixels: the stem that auto takes
 
 
@@ -62,7 +62,7 @@ class Bottleneck(nn.Module):
 
 
 class ResNet(nn.Module):
-    """Pictures (B, 3, H, W) to features (B, width): a stem, four stages of residual blocks, an average over places."""
+    """Images (B, 3, H, W) to features (B, width): a stem, four stages of residual blocks, an average over places."""
 
     def __init__(
         self,
@@ -70,7 +70,7 @@ class ResNet(nn.Module):
         blocks: tuple[int, ...],
         widths: tuple[int, ...] = (64, 128, 256, 512),
         stem: str = "imagenet",
-        small_stride: int = 1,
+        cifar_stride: int = 1,
     ):
         super().__init__()
         self.stem = stem
@@ -78,7 +78,7 @@ class ResNet(nn.Module):
             self.conv1 = convolution(3, widths[0], 7, stride=2)
             self.maxpool = nn.MaxPool2d(3, stride=2, padding=1)
         else:
-            self.conv1 = convolution(3, widths[0], 3, small_stride)
+            self.conv1 = convolution(3, widths[0], 3, cifar_stride)
             self.maxpool = nn.Identity()
         self.bn1 = nn.BatchNorm2d(widths[0])
         inputs = widths[0]
@@ -90,14 +90,14 @@ class ResNet(nn.Module):
             self.add_module(f"layer{stage}", nn.Sequential(*layer))
         self.width = inputs
 
-    def forward(self, pictures: Tensor) -> Tensor:
-        maps = self.maxpool(rectified(self.bn1, self.conv1(pictures)))
+    def forward(self, images: Tensor) -> Tensor:
+        maps = self.maxpool(rectified(self.bn1, self.conv1(images)))
         maps = self.layer4(self.layer3(self.layer2(self.layer1(maps))))
         return maps.mean((2, 3))
 
 
 def convolution(inputs: int, outputs: int, size: int, stride: int = 1) -> nn.Conv2d:
-    """A convolution before a batch norm: no bias, sides kept (before the stride), He's initialisation by fan-out."""
+    """A convolution before a batch norm: no bias, sides kept (before the stride), He's initialization by fan-out."""
     layer = nn.Conv2d(inputs, outputs, size, stride, padding=size // 2, bias=False)
     nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
     return layer
@@ -111,42 +111,42 @@ def shortcut(inputs: int, outputs: int, stride: int) -> nn.Module:
 
 
 ENCODERS: dict[str, Callable[[str], ResNet]] = {
-    # Learns on a laptop's CPU: 1.2 M parameters, and its small stem halves the picture.
-    "tiny": lambda stem: ResNet(BasicBlock, (1, 1, 1, 1), (32, 64, 128, 256), stem, small_stride=2),
+    # Learns on a laptop's CPU: 1.2 M parameters, and its CIFAR stem halves the image.
+    "tiny": lambda stem: ResNet(BasicBlock, (1, 1, 1, 1), (32, 64, 128, 256), stem, cifar_stride=2),
     "resnet18": lambda stem: ResNet(BasicBlock, (2, 2, 2, 2), stem=stem),
     "resnet34": lambda stem: ResNet(BasicBlock, (3, 4, 6, 3), stem=stem),
     "resnet50": lambda stem: ResNet(Bottleneck, (3, 4, 6, 3), stem=stem),
 }
 
 
-def encoder(name: str, stem: str = "auto", picture_size: int = 32) -> nn.Module:
-    """A new encoder, pictures (B, 3, H, W) to features (B, ``width``), by its name.
+def encoder(name: str, stem: str = "auto", image_size: int = 32) -> nn.Module:
+    """A new encoder, images (B, 3, H, W) to features (B, ``width``), by its name.
 
     ``tiny``, ``resnet18``, ``resnet34`` and ``resnet50`` are written here; ``torchvision/NAME`` and ``timm/NAME`` are
-    taken, untrained and without their classifier, from those packages. The stem ``small`` is a 3x3 convolution without
-    pooling, ``imagenet`` the 7x7 one with it; ``auto`` takes ``small`` below 96 pixels.
+    taken, untrained and without their classifier, from those packages. The stem ``cifar`` is a 3x3 convolution without
+    pooling, ``imagenet`` the 7x7 one with it; ``auto`` takes ``cifar`` below 96 pixels.
     """
     if stem not in (*STEMS, "auto"):
-        raise UserError(f"the stem {stem!r} is not known; use small, imagenet or auto.")
+        raise UserError(f"the stem {stem!r} is not known; use cifar, imagenet or auto.")
     library, _, model = name.rpartition("/")
     if library in LIBRARIES:
-        if stem == "small":
+        if stem == "cifar":
             raise UserError(f"the encoder {name!r} comes with its own stem; leave the stem at auto for it.")
         network = LIBRARIES[library](model)
-        network.width = feature_width(network, picture_size, name)
+        network.width = feature_width(network, image_size, name)
         return network
     if name not in ENCODERS:
         known = f"{', '.join(ENCODERS)}, torchvision/NAME or timm/NAME"
         raise UserError(f"the encoder {name!r} is not known{did_you_mean(name, ENCODERS)}; use {known}.")
     if stem == "auto":
-        stem = "small" if picture_size < SMALL_BELOW else "imagenet"
+        stem = "cifar" if image_size < SMALL_BELOW else "imagenet"
     return ENCODERS[name](stem)
 
 
 def prefers_channels_last(device: torch.device | str) -> bool:
-    """Whether networks and pictures should be stored channels-last on a device.
+    """Whether networks and images should be stored channels-last on a device.
 
-    Measured on two CPU cores (AVX-512, torch 2.13, float32), forward and backward of 256 pictures of 32 pixels:
+    Measured on two CPU cores (AVX-512, torch 2.13, float32), forward and backward of 256 images of 32 pixels:
     channels-last is 1.2 times as fast for ``tiny`` and for ``resnet18``, with one thread and with two. On CUDA it is
     the layout that tensor cores work in. Elsewhere it has not been measured.
     """
@@ -182,14 +182,14 @@ class PooledEncoder(nn.Module):
         self.module = module
         self.width = width
 
-    def forward(self, pictures: Tensor) -> Tensor:
-        features = self.module(pictures)
+    def forward(self, images: Tensor) -> Tensor:
+        features = self.module(images)
         return features.mean((2, 3)) if features.ndim == 4 else features
 
 
-def as_encoder(module: nn.Module, picture_size: int = 32) -> nn.Module:
-    """Any module that maps pictures (B, 3, H, W) to (B, D) or (B, D, h, w) as an encoder whose width is found out."""
-    return PooledEncoder(module, feature_width(module, picture_size, type(module).__name__))
+def as_encoder(module: nn.Module, image_size: int = 32) -> nn.Module:
+    """Any module that maps images (B, 3, H, W) to (B, D) or (B, D, h, w) as an encoder whose width is found out."""
+    return PooledEncoder(module, feature_width(module, image_size, type(module).__name__))
 
 
 def unwrapped(network: nn.Module) -> nn.Module:
@@ -198,19 +198,19 @@ def unwrapped(network: nn.Module) -> nn.Module:
 
 
 @torch.no_grad()
-def feature_width(module: nn.Module, picture_size: int, name: str) -> int:
+def feature_width(module: nn.Module, image_size: int, name: str) -> int:
     """D of a module's output (B, D) or (B, D, h, w), from a dry run that leaves the module as it was."""
     modes = {part: part.training for part in module.modules()}
     device = next((tensor.device for tensor in (*module.parameters(), *module.buffers())), torch.device("cpu"))
-    pictures = torch.zeros(2, 3, picture_size, picture_size, device=device)
+    images = torch.zeros(2, 3, image_size, image_size, device=device)
     module.eval()
     try:
-        features = module(pictures)
+        features = module(images)
     except Exception as error:
         reason = str(error).strip().partition("\n")[0] or type(error).__name__
         raise UserError(
-            f"the encoder {name!r} does not take pictures of {picture_size} pixels ({reason}); "
-            "give larger pictures or another encoder."
+            f"the encoder {name!r} does not take images of {image_size} pixels ({reason}); "
+            "give larger images or another encoder."
         ) from error
     finally:
         for part, training in modes.items():
@@ -218,7 +218,7 @@ def feature_width(module: nn.Module, picture_size: int, name: str) -> int:
     if not isinstance(features, Tensor) or features.ndim not in (2, 4) or len(features) != 2:
         given = f"shape {tuple(features.shape)}" if isinstance(features, Tensor) else f"type {type(features).__name__}"
         raise UserError(
-            f"the encoder {name!r} turns two pictures into output of {given}; it must be (B, D) or (B, D, h, w)."
+            f"the encoder {name!r} turns two images into output of {given}; it must be (B, D) or (B, D, h, w)."
         )
     return features.shape[1]
 

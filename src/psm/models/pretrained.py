@@ -12,19 +12,19 @@ from torch import Tensor, nn
 from psm.models import networks
 from psm.training.checkpoint import read_checkpoint
 from psm.utils.errors import UserError
-from psm.utils.run_folder import Run, write_atomically
+from psm.utils.run_folder import RunFolder, write_atomically
 
 ENCODER = "networks.encoder."  # where a checkpoint's state dict holds the encoder
 
 
 @dataclass(frozen=True)
-class Loading:
-    """What it takes to use an encoder: which network it is, and how pictures are prepared for it."""
+class EncoderInfo:
+    """What it takes to use an encoder: which network it is, and how images are prepared for it."""
 
     encoder: str
     stem: str
     width: int
-    size: int  # side of the pictures it was trained on
+    size: int  # side of the images it was trained on
     mean: list[float]
     std: list[float]
     method: str
@@ -43,46 +43,46 @@ class Loading:
             "import torch, torchvision, safetensors.torch",
             f"net = torchvision.models.{self.encoder}()",
             "net.fc = torch.nn.Identity()",
-            *(small if self.stem == "small" else []),
+            *(small if self.stem == "cifar" else []),
             "net.load_state_dict(safetensors.torch.load_file('encoder.safetensors'), strict=True)",
         ]
 
 
-def save_encoder(run: Run, encoder: nn.Module, loading: Loading) -> None:
+def save_encoder(run: RunFolder, encoder: nn.Module, info: EncoderInfo) -> None:
     """Write encoder.safetensors and encoder.json; the first holds the second's contents too, so it can go alone."""
-    description = asdict(loading)
+    description = asdict(info)
     own = networks.unwrapped(encoder)
     # Copies: safetensors refuses weights that share memory. One entry of metadata: the order of several varies.
     state = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in own.state_dict().items()}
     content = save(state, metadata={"psm": json.dumps(description)})
     write_atomically(run.encoder, lambda file: file.write(content))
-    readable = json.dumps(description | {"how_to_load": loading.instructions()}, indent=2) + "\n"
-    write_atomically(run.loading, lambda file: file.write(readable.encode()))
+    readable = json.dumps(description | {"how_to_load": info.instructions()}, indent=2) + "\n"
+    write_atomically(run.info, lambda file: file.write(readable.encode()))
 
 
 def load_encoder(path: str | Path, module: nn.Module | None = None) -> nn.Module:
     """The encoder of a run folder, a checkpoint or an encoder file, in evaluation mode.
 
-    Its attribute ``loading`` says how pictures are prepared. ``module`` receives the weights where the run was given a
+    Its attribute ``loading`` says how images are prepared. ``module`` receives the weights where the run was given a
     network of the user's own. A missing or superfluous weight is an error.
     """
-    loading, state = read_encoder(path)
-    if module is None and loading.encoder == "custom":
+    info, state = read_encoder(path)
+    if module is None and info.encoder == "custom":
         raise UserError(f"{path} holds a network of its user's own: give that network beside the path.")
     encoder = (
-        networks.encoder(loading.encoder, loading.stem, loading.size)
+        networks.encoder(info.encoder, info.stem, info.size)
         if module is None
-        else networks.as_encoder(module, loading.size)
+        else networks.as_encoder(module, info.size)
     )
     try:
         networks.unwrapped(encoder).load_state_dict(state, strict=True)
     except RuntimeError as error:
-        raise UserError(f"{path} does not fit the encoder {loading.encoder}: {' '.join(str(error).split())}.") from None
-    encoder.loading = loading
+        raise UserError(f"{path} does not fit the encoder {info.encoder}: {' '.join(str(error).split())}.") from None
+    encoder.info = info
     return encoder.eval()
 
 
-def read_encoder(path: str | Path) -> tuple[Loading, dict[str, Tensor]]:
+def read_encoder(path: str | Path) -> tuple[EncoderInfo, dict[str, Tensor]]:
     """How to load, and the state dict, from a run folder, a checkpoint or an encoder file."""
     path = find_encoder(path)
     if path.suffix == ".safetensors":
@@ -94,12 +94,12 @@ def read_encoder(path: str | Path) -> tuple[Loading, dict[str, Tensor]]:
             raise UserError(f"{path} is not a readable safetensors file: {error}.") from None
         if described is None:
             raise UserError(f"{path} says nothing of how to load it: give an encoder.safetensors written by psm.")
-        return _loading(described, path), state
+        return _parse_info(described, path), state
     checkpoint = read_checkpoint(path)
-    loading = _loading(checkpoint["psm"]["loading"], path)
-    prefix = f"{ENCODER}module." if loading.encoder == "custom" else ENCODER
+    info = _parse_info(checkpoint["psm"]["encoder_info"], path)
+    prefix = f"{ENCODER}module." if info.encoder == "custom" else ENCODER
     state = {k.removeprefix(prefix): v for k, v in checkpoint["state_dict"].items() if k.startswith(prefix)}
-    return loading, state
+    return info, state
 
 
 def find_encoder(path: str | Path) -> Path:
@@ -109,16 +109,16 @@ def find_encoder(path: str | Path) -> Path:
         raise UserError(f"checkpoint={path} does not exist: give a run folder, a .ckpt or an encoder.safetensors.")
     if not path.is_dir():
         return path
-    run = Run(path)
+    run = RunFolder(path)
     for file in (run.encoder, run.checkpoint):
         if file.exists():
             return file
     raise UserError(f"checkpoint={path} holds neither {run.encoder.name} nor a checkpoint: is it a run folder?")
 
 
-def _loading(described: dict[str, Any] | str, path: Path) -> Loading:
+def _parse_info(described: dict[str, Any] | str, path: Path) -> EncoderInfo:
     try:
         described = json.loads(described) if isinstance(described, str) else described
-        return Loading(**{f.name: described[f.name] for f in fields(Loading)})
+        return EncoderInfo(**{f.name: described[f.name] for f in fields(EncoderInfo)})
     except (KeyError, TypeError, json.JSONDecodeError):
         raise UserError(f"{path} does not say completely how to load it: was it written by another version?") from None

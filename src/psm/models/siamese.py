@@ -14,7 +14,7 @@ from psm.models.grad_cache import rerun
 
 
 class Embeddings(NamedTuple):
-    """What the networks say of two views of N pictures, each (2, N, D), view first."""
+    """What the networks say of two views of N images, each (2, N, D), view first."""
 
     projection: Tensor  # z: online projections
     query: Tensor  # q: predictions of the online branch, or z where there is no predictor
@@ -30,7 +30,7 @@ class Pair(NamedTuple):
     other: Tensor  # the key network's projection of the query's own view: a negative for other images (eq. 4)
 
 
-class Topology(nn.Module):
+class SiameseNetworks(nn.Module):
     """Encoder, projector and predictor are trained by gradient; a target is a moving average of the first two.
 
     Both views run through a network as one batch of 2N. The target's parameters move by ``follow``; its batch-norm
@@ -67,7 +67,7 @@ class Topology(nn.Module):
     def forward(self, views: Tensor, chunk: int | None = None) -> tuple[Embeddings, Tensor]:
         """The embeddings of the views (2, N, C, H, W), and the encoder's features (2N, F).
 
-        With ``chunk`` so many pictures at a time run through the networks, and run through them again when their
+        With ``chunk`` so many images at a time run through the networks, and run through them again when their
         gradient is needed, so that memory holds the maps of one chunk (gradient caching). Batch norm then sees a chunk.
         """
         parts = views.split(chunk or views.shape[1], dim=1)
@@ -95,13 +95,13 @@ class Topology(nn.Module):
         """Queries from online projections."""
         return projection if self.predictor is None else self.predictor(projection)
 
-    def keys(self, pictures: Tensor) -> Tensor:
-        """Keys of pictures (B, C, H, W)."""
-        with self._faster(pictures.device):
-            return self.projector(self.encoder(pictures)) if self.target is None else self.target(pictures)
+    def keys(self, images: Tensor) -> Tensor:
+        """Keys of images (B, C, H, W)."""
+        with self._faster(images.device):
+            return self.projector(self.encoder(images)) if self.target is None else self.target(images)
 
     @torch.no_grad()
-    def follow(self, momentum: float) -> None:
+    def update_target(self, momentum: float) -> None:
         """Move the target, if any: target = momentum * target + (1 - momentum) * online."""
         if self.target is not None:
             online = [*self.encoder.parameters(), *self.projector.parameters()]
@@ -109,7 +109,7 @@ class Topology(nn.Module):
 
 
 def pairs(embeddings: Embeddings, symmetric: bool = True) -> Iterator[Pair]:
-    """The directed pairs, normalised in at least single precision: view 1 to 2, then view 2 to 1 if symmetric."""
+    """The directed pairs, normalized in at least single precision: view 1 to 2, then view 2 to 1 if symmetric."""
     projection, query, key = (
         normalize(x.float() if x.dtype in (torch.bfloat16, torch.float16) else x, dim=-1) for x in embeddings
     )

@@ -1,4 +1,4 @@
-"""Curves of a run as SVG, in colours that colour-blind readers can tell apart."""
+"""Curves of a run as SVG, in colors that color-blind readers can tell apart."""
 
 import io
 from collections.abc import Sequence
@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from psm.reporting.style import BLUE, GREEN, GREY, ORANGE
+from psm.reporting.style import BLUE, GRAY, GREEN, ORANGE
 
 
 class Line(NamedTuple):
@@ -15,24 +15,24 @@ class Line(NamedTuple):
 
     name: str
     label: str
-    colour: str
+    color: str
     style: str = "-"
 
 
 CURVES = {
-    "Loss": (Line("loss", "loss", BLUE), Line("chance", "guessing", GREY, "--")),
-    "Nearest neighbours, % right": (Line("knn", "top-1", ORANGE),),
+    "Loss": (Line("loss", "loss", BLUE), Line("chance", "guessing", GRAY, "--")),
+    "Nearest neighbors, % right": (Line("knn", "top-1", ORANGE),),
     "Effective rank of the features": (Line("effective_rank", "effective rank", GREEN),),
     "Mining": (
         Line("mined_similarity", "similarity of mined positives", BLUE),
         Line("negatives_kept", "share of negatives kept", ORANGE),
-        Line("bank_fill", "bank filled", GREY, "--"),
+        Line("bank_fill", "bank filled", GRAY, "--"),
     ),
 }
 
 
 def curves(metrics: Sequence[dict[str, Any]]) -> list[str]:
-    """Loss, nearest-neighbour score, rank of the features and mining over the epochs, an SVG element each."""
+    """Loss, nearest-neighbor score, rank of the features and mining over the epochs, an SVG element each."""
     return [_curve(title, lines, metrics) for title, lines in CURVES.items() if _measured(lines, metrics)]
 
 
@@ -47,7 +47,7 @@ def _curve(title: str, lines: Sequence[Line], metrics: Sequence[dict[str, Any]])
         points = [(record["epoch"], record[line.name]) for record in metrics if line.name in record]
         if points:
             axis.plot(
-                *zip(*points, strict=True), line.style, color=line.colour, label=line.label, marker="o", markersize=3
+                *zip(*points, strict=True), line.style, color=line.color, label=line.label, marker="o", markersize=3
             )
     axis.set_title(title, fontsize=11)
     axis.set_xlabel("epoch")

@@ -9,34 +9,34 @@ import torch
 
 from psm.config import merge as settings
 from psm.config.schema import PretrainConfig
-from psm.data import DataSet, load
+from psm.data import ImageDataset, load_dataset
 from psm.evaluation.mining_analysis import MinedQuery, mined_samples
 from psm.methods.registry import METHODS
 from psm.reporting.curves import curves
 from psm.reporting.templates import template_environment
 from psm.utils.errors import UserError
-from psm.utils.run_folder import Run, read_lines, write_atomically
+from psm.utils.run_folder import RunFolder, read_lines, write_atomically
 
 log = logging.getLogger("psm")
 QUERIES = 8
 
 
-def write_page(folder: Path | str, data: DataSet | None = None) -> Path:
-    """Write (or renew) report.html of a run folder. ``data`` saves loading the pictures again."""
-    run = Run(Path(folder))
+def write_page(folder: Path | str, data: ImageDataset | None = None) -> Path:
+    """Write (or renew) report.html of a run folder. ``data`` saves loading the images again."""
+    run = RunFolder(Path(folder))
     config = settings.build(PretrainConfig, settings.read_yaml(run.config))
     metrics, scores = read_lines(run.metrics), read_lines(run.scores)
-    pictures: dict[int, str] = {}
+    images: dict[int, str] = {}
     queries: list[MinedQuery] = []
     try:
-        data = data or load(config.data, config.pictures, progress=False)
+        data = data or load_dataset(config.data, config.images, progress=False)
         if run.checkpoint.exists() and config.encoder != "custom":
             chosen = torch.linspace(0, len(data.train) - 1, min(QUERIES, len(data.train))).long().unique()
             found = mined_samples(run.checkpoint, data, chosen)
             queries = [query for query in found if query.positives or query.negatives]
-            pictures = _pictures(data, queries) if queries else {}
-    except UserError as error:  # the page is worth having without pictures
-        log.warning("the page has no pictures: %s", error)
+            images = _images(data, queries) if queries else {}
+    except UserError as error:  # the page is worth having without images
+        log.warning("the page has no images: %s", error)
     page = (
         template_environment()
         .get_template("run.html")
@@ -49,7 +49,7 @@ def write_page(folder: Path | str, data: DataSet | None = None) -> Path:
             last=metrics[-1] if metrics else {},
             scores=_newest(scores),
             queries=queries,
-            pictures=pictures,
+            images=images,
             classes=data.classes if data else (),
             labels=data.train.labels if data else None,
         )
@@ -66,11 +66,11 @@ def _newest(scores: list[dict]) -> list[dict]:
     return list(rows.values())
 
 
-def _pictures(data: DataSet, queries: list[MinedQuery]) -> dict[int, str]:
-    """Every picture on the page, once, as a data URL."""
+def _images(data: ImageDataset, queries: list[MinedQuery]) -> dict[int, str]:
+    """Every image on the page, once, as a data URL."""
     from PIL import Image
 
-    wanted = sorted({q.picture for q in queries} | {s.picture for q in queries for s in (*q.positives, *q.negatives)})
+    wanted = sorted({q.image for q in queries} | {s.image for q in queries for s in (*q.positives, *q.negatives)})
     urls = {}
     for index, pixels in zip(wanted, data.train.take(torch.tensor(wanted)), strict=True):
         stream = io.BytesIO()

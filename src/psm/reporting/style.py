@@ -1,3 +1,3 @@
-"""Colours that colour-blind readers can tell apart, after Okabe and Ito."""
+"""Colors that color-blind readers can tell apart, after Okabe and Ito."""
 
-BLUE, ORANGE, GREEN, GREY = "#0072B2", "#D55E00", "#009E73", "#888888"
+BLUE, ORANGE, GREEN, GRAY = "#0072B2", "#D55E00", "#009E73", "#888888"

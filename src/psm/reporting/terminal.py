@@ -30,7 +30,7 @@ def _composition(parts: Composition) -> tuple[str, ...]:
     pulled = {
         "key": "key",
         "nearest": "nearest bank row",
-        "neighbours": f"key + {positives.k} bank rows ({positives.weighting})",
+        "neighbors": f"key + {positives.k} bank rows ({positives.weighting})",
     }[positives.rule]
     pushed = {
         "views": "other images, both views",
@@ -68,7 +68,7 @@ def scores_table(scores: Iterable["Score"]) -> None:
     kinds = list(dict.fromkeys(score.score for score in scores))
     protocol = scores[-1].protocol
     caption = (
-        f"{protocol['data']}: {protocol['train_pictures']:,} training and {protocol['test_pictures']:,} test pictures, "
+        f"{protocol['data']}: {protocol['train_images']:,} training and {protocol['test_images']:,} test images, "
         f"{protocol['classes']} classes; encoder {protocol['encoder']}, epoch {protocol['epoch']}"
     )
     table = Table("", *(f"{kind} top-{n}" for kind in kinds for n in (1, 5)), caption=caption)
@@ -82,23 +82,23 @@ def published_table() -> None:
     from psm.data.registry import published
 
     rows = published()
-    table = Table(*rows[0]._fields, title="Data sets by name; any folder of pictures works too")
+    table = Table(*rows[0]._fields, title="Data sets by name; any folder of images works too")
     for row in rows:
         table.add_row(*(f"{x:,}" if isinstance(x, int) else str(x) for x in row))
     Console().print(table)
 
 
 def data_table(config: DataConfig) -> None:
-    from psm.data import load
+    from psm.data import load_dataset
 
     sheet = Path(config.sheet).expanduser() if config.sheet else None
     if sheet:
         _check_sheet(sheet)
-    data = load(config.data, config.pictures)
+    data = load_dataset(config.data, config.images)
     table = Table("", "", title=data.name, show_header=False)
-    table.add_row("training pictures", f"{len(data.train):,}")
-    table.add_row("test pictures", f"{len(data.test):,}" if data.test is not None else "none")
-    table.add_row("classes", ", ".join(data.classes[:20]) + (" …" * (len(data.classes) > 20)) or "unlabelled")
+    table.add_row("training images", f"{len(data.train):,}")
+    table.add_row("test images", f"{len(data.test):,}" if data.test is not None else "none")
+    table.add_row("classes", ", ".join(data.classes[:20]) + (" …" * (len(data.classes) > 20)) or "unlabeled")
     table.add_row("held at", f"{data.size} x {data.size} pixels")
     table.add_row("unreadable files", str(len(data.unreadable)))
     Console().print(table)
@@ -118,7 +118,7 @@ def _check_sheet(path: Path) -> None:
 
 
 def _sheet(data, path: Path) -> None:
-    """A contact sheet: rows of pictures, a row a class where labels exist."""
+    """A contact sheet: rows of images, a row a class where labels exist."""
     import torch
     from PIL import Image
 
@@ -130,7 +130,7 @@ def _sheet(data, path: Path) -> None:
     size = data.size + 2
     sheet = torch.full((len(rows) * size, columns * size, 3), 255, dtype=torch.uint8)
     for y, row in enumerate(rows):
-        for x, picture in enumerate(data.train.take(row)):
-            sheet[y * size : y * size + size - 2, x * size : x * size + size - 2] = picture.permute(1, 2, 0)
+        for x, image in enumerate(data.train.take(row)):
+            sheet[y * size : y * size + size - 2, x * size : x * size + size - 2] = image.permute(1, 2, 0)
     Image.fromarray(sheet.numpy()).save(path)
     print(f"sheet: {path}")

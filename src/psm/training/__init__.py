@@ -1,1 +1,1 @@
-"""Pretraining: the step, the trainer, checkpoints, several processes."""
+"""PretrainModule: the step, the trainer, checkpoints, several processes."""

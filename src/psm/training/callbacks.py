@@ -10,37 +10,37 @@ import lightning
 import torch
 
 from psm.config.schema import KnnConfig
-from psm.data import DataSet
+from psm.data import ImageDataset
 from psm.evaluation.features import extract
 from psm.evaluation.scores import knn
 from psm.mining.purity import settled
 from psm.training.health import feature_health, in_words
-from psm.training.module import Pretraining
+from psm.training.module import PretrainModule
 from psm.training.progress_bar import ProgressBar
 from psm.utils.errors import Diverged
-from psm.utils.run_folder import Run, append_line, read_lines
+from psm.utils.run_folder import RunFolder, append_line, read_lines
 
 log = logging.getLogger("psm")
 
 
-class Recorder(lightning.Callback):
+class MetricsCallback(lightning.Callback):
     """Owns metrics.jsonl and the moments at which checkpoints are written."""
 
-    def __init__(self, run: Run, data: DataSet, bar: ProgressBar | None):
+    def __init__(self, run: RunFolder, data: ImageDataset, bar: ProgressBar | None):
         self.run, self.data, self.bar = run, data, bar
         self.history: list[dict[str, Any]] = []
         self.said: set[str] = set()
 
-    def on_train_start(self, trainer: lightning.Trainer, module: Pretraining) -> None:
+    def on_train_start(self, trainer: lightning.Trainer, module: PretrainModule) -> None:
         self.history = read_lines(self.run.metrics)
         self.started, self.first_step = time.perf_counter(), trainer.global_step
         self.epoch_started, self.epoch_step = self.started, self.first_step  # a resume may start within an epoch
 
-    def on_train_epoch_start(self, trainer: lightning.Trainer, module: Pretraining) -> None:
+    def on_train_epoch_start(self, trainer: lightning.Trainer, module: PretrainModule) -> None:
         self.epoch_started, self.epoch_step = time.perf_counter(), trainer.global_step
 
     def on_train_batch_end(
-        self, trainer: lightning.Trainer, module: Pretraining, outputs: Any, batch: Any, index: int
+        self, trainer: lightning.Trainer, module: PretrainModule, outputs: Any, batch: Any, index: int
     ) -> None:
         step, config = trainer.global_step, module.config
         save = config.save.every_steps and step % config.save.every_steps == 0 and step % module.steps_per_epoch
@@ -51,7 +51,7 @@ class Recorder(lightning.Callback):
         if save:
             self._save(trainer, module, self.run.checkpoint)
 
-    def on_train_epoch_end(self, trainer: lightning.Trainer, module: Pretraining) -> None:
+    def on_train_epoch_end(self, trainer: lightning.Trainer, module: PretrainModule) -> None:
         seconds = time.perf_counter() - self.epoch_started
         steps = trainer.global_step - self.epoch_step
         means = module.meter.means()
@@ -79,14 +79,14 @@ class Recorder(lightning.Callback):
             self._save(trainer, module, self.run.snapshot(record["epoch"]))
 
     @staticmethod
-    def _save(trainer: lightning.Trainer, module: Pretraining, path: Path) -> None:
+    def _save(trainer: lightning.Trainer, module: PretrainModule, path: Path) -> None:
         """Replace the checkpoint, but never by one that is no longer made of numbers."""
         norms = torch.stack(torch._foreach_norm([x.detach().float() for x in module.networks.parameters()]))
         if not torch.isfinite(norms.sum()):
             raise Diverged(in_words([{"loss": math.nan, "epoch": trainer.current_epoch + 1}])[0])
         trainer.save_checkpoint(path)
 
-    def _speak(self, record: dict[str, Any], trainer: lightning.Trainer, module: Pretraining) -> None:
+    def _speak(self, record: dict[str, Any], trainer: lightning.Trainer, module: PretrainModule) -> None:
         log.info("epoch %d: %s", record["epoch"], {k: round(v, 4) for k, v in record.items() if k != "epoch"})
         for sentence in in_words(self.history):
             kind = sentence.partition(":")[0]
@@ -98,18 +98,18 @@ class Recorder(lightning.Callback):
             total = module.config.epochs * module.steps_per_epoch
             self.bar.epoch(record, (total - trainer.global_step) * (time.perf_counter() - self.started) / max(1, done))
 
-    def _knn_due(self, epoch: int, module: Pretraining) -> bool:
+    def _knn_due(self, epoch: int, module: PretrainModule) -> bool:
         monitor = module.config.monitor
         due = epoch % monitor.every == 0 or epoch == module.config.epochs
         return monitor.knn and self.data.test is not None and due
 
-    def _knn(self, module: Pretraining) -> float:
-        """Top-1 of evenly spaced training and test pictures, in per cent."""
+    def _knn(self, module: PretrainModule) -> float:
+        """Top-1 of evenly spaced training and test images, in per cent."""
         monitor = module.config.monitor
         parts = []
-        for pictures, most in ((self.data.train, monitor.pictures), (self.data.test, monitor.test_pictures)):
-            indices = torch.linspace(0, len(pictures) - 1, min(most, len(pictures))).long()
-            parts += [extract(module.networks.encoder, pictures, module.views, indices), pictures.labels[indices]]
+        for images, most in ((self.data.train, monitor.images), (self.data.test, monitor.test_images)):
+            indices = torch.linspace(0, len(images) - 1, min(most, len(images))).long()
+            parts += [extract(module.networks.encoder, images, module.views, indices), images.labels[indices]]
         return knn(*parts, classes=len(self.data.classes), config=KnnConfig()).top1
 
     @staticmethod

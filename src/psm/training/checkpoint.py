@@ -28,7 +28,7 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
     """The contents of a checkpoint that psm wrote, or a sentence saying why it cannot be read."""
     checkpoint = _load(path, "cpu")
     told = checkpoint.get("psm") if isinstance(checkpoint, dict) else None
-    if not isinstance(told, dict) or not {"config", "loading", "pictures"} <= told.keys():
+    if not isinstance(told, dict) or not {"config", "encoder_info", "images"} <= told.keys():
         raise UserError(f"{path} is not a checkpoint written by psm: give a run folder, its checkpoint or its encoder.")
     return checkpoint
 

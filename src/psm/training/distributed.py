@@ -57,7 +57,7 @@ class _Sum(torch.autograd.Function):
         return _Sum.forward(ctx, gradient.contiguous())
 
 
-class JoinedBatchNorm(nn.modules.batchnorm._BatchNorm):
+class SyncBatchNormCPU(nn.modules.batchnorm._BatchNorm):
     """Batch norm over the joined batch on the CPU, which torch's own SyncBatchNorm refuses."""
 
     def _check_input_dim(self, input: Tensor) -> None:
@@ -72,19 +72,19 @@ class JoinedBatchNorm(nn.modules.batchnorm._BatchNorm):
         with without_autocast(input.device):
             values = input.to(torch.promote_types(input.dtype, torch.float32))
             mean = _Sum.apply(values.sum(axes)) / count
-            centred = values - mean.view(shape)
-            variance = _Sum.apply(centred.square().sum(axes)) / count
+            centered = values - mean.view(shape)
+            variance = _Sum.apply(centered.square().sum(axes)) / count
             with torch.no_grad():
                 self.num_batches_tracked.add_(1)
                 unbiased = variance.detach() * (count / (count - 1))
                 self.running_mean.lerp_(mean.detach().to(self.running_mean.dtype), self.momentum)
                 self.running_var.lerp_(unbiased.to(self.running_var.dtype), self.momentum)
-            normed = centred * torch.rsqrt(variance + self.eps).view(shape)
+            normed = centered * torch.rsqrt(variance + self.eps).view(shape)
             joined = normed * self.weight.view(shape) + self.bias.view(shape) if self.affine else normed
         return joined.to(input.dtype)
 
 
-def join_batch_norm(module: nn.Module, device: torch.device) -> nn.Module:
+def sync_batchnorm(module: nn.Module, device: torch.device) -> nn.Module:
     """Let batch norm run over the joined batch, so that the number of devices does not change the result.
 
     A module changes its class and keeps its state: there is nothing to copy or to lose. Kinds of batch norm that do
@@ -95,9 +95,9 @@ def join_batch_norm(module: nn.Module, device: torch.device) -> nn.Module:
             continue
         plain = type(child) in (nn.BatchNorm1d, nn.BatchNorm2d) and child.track_running_stats
         if not plain or child.momentum is None:
-            log.warning("%s (%s) runs over each device's pictures alone.", name, type(child).__name__)
+            log.warning("%s (%s) runs over each device's images alone.", name, type(child).__name__)
         elif device.type == "cpu":
-            child.__class__ = JoinedBatchNorm
+            child.__class__ = SyncBatchNormCPU
         else:
             child.__class__, child.process_group = nn.SyncBatchNorm, None
     return module

@@ -20,8 +20,8 @@ def feature_health(features: Tensor, projection: Tensor) -> dict[str, float]:
     features, projection = features.cpu().double(), normalize(projection.cpu().double(), dim=-1)
     unit = normalize(features, dim=1)
     std = unit.std(0).mean() * unit.shape[1] ** 0.5
-    centred = features - features.mean(0)
-    variance = torch.linalg.svdvals(centred).square()
+    centered = features - features.mean(0)
+    variance = torch.linalg.svdvals(centered).square()
     share = variance / variance.sum().clamp(min=1e-300)
     rank = torch.special.entr(share).sum().exp() if variance.sum() > 0 else share.new_ones(())
     alignment = (projection[0] - projection[1]).square().sum(1).mean()
@@ -46,7 +46,7 @@ def in_words(history: Sequence[dict[str, Any]]) -> list[str]:
     warnings = []
     if now["feature_std"] < 0.02 or now["effective_rank"] < 1.5:
         warnings.append(
-            f"Collapse: all pictures get nearly the same features (spread {now['feature_std']:.3f}, effective rank "
+            f"Collapse: all images get nearly the same features (spread {now['feature_std']:.3f}, effective rank "
             f"{now['effective_rank']:.1f}). Try a lower optim.lr or a longer optim.warmup."
         )
     # While the bank fills the number of candidates moves: chance is not compared until that is over.

@@ -9,16 +9,16 @@ from torch import Tensor, nn
 
 from psm.config import merge as settings
 from psm.config.schema import PretrainConfig
-from psm.data import Pictures
+from psm.data import ImageStore
 from psm.data.loader import Batch, Batches, share
 from psm.losses.contrastive import fact_names, loss_of
 from psm.methods.registry import Composition
-from psm.mining.memory_bank import Bank
+from psm.mining.memory_bank import MemoryBank
 from psm.mining.purity import NAMES as PURITY
 from psm.mining.purity import purity
-from psm.models.pretrained import Loading
-from psm.models.siamese import Embeddings, Topology
-from psm.training.distributed import gather, join_batch_norm
+from psm.models.pretrained import EncoderInfo
+from psm.models.siamese import Embeddings, SiameseNetworks
+from psm.training.distributed import gather, sync_batchnorm
 from psm.training.optim import settle, sgd
 from psm.utils.devices import without_autocast
 from psm.utils.errors import UserError
@@ -27,7 +27,7 @@ from psm.utils.seeding import derived_seed, generator, seed_networks
 from psm.views.transform import Views
 
 
-class Meter(nn.Module):
+class RunningMean(nn.Module):
     """Means over an epoch, summed on the device: nothing in a step waits for it. Part of the checkpoint."""
 
     total: Tensor
@@ -44,7 +44,7 @@ class Meter(nn.Module):
         self.total += torch.stack([facts[name].float() for name in self.names])
         self.count += 1
 
-    def _apply(self, function: Any, recurse: bool = True) -> "Meter":
+    def _apply(self, function: Any, recurse: bool = True) -> "RunningMean":
         """Sums stay in single precision in a network of half precision."""
         total = self.total
         super()._apply(function, recurse)
@@ -59,27 +59,27 @@ class Meter(nn.Module):
         self.count.zero_()
 
 
-class Latest(NamedTuple):
+class StepOutputs(NamedTuple):
     """What the latest step leaves behind for the bank and for diagnostics; no gradient."""
 
-    features: Tensor  # (2B, F), of this process's pictures
+    features: Tensor  # (2B, F), of this process's images
     projection: Tensor  # (2, N, D)
     keys: Tensor  # (N, D), of view 2
     ids: Tensor  # (N,)
 
 
 def step_loss(
-    networks: Topology,
+    networks: SiameseNetworks,
     views: Tensor,
     ids: Tensor,
     composition: Composition,
-    bank: Bank | None,
+    bank: MemoryBank | None,
     draws: torch.Generator | None,
     chunk: int | None = None,
-) -> tuple[Tensor, dict[str, Tensor], Latest]:
+) -> tuple[Tensor, dict[str, Tensor], StepOutputs]:
     """The loss of the batch that all processes hold together, the mean over directions, from this one's views.
 
-    In at least single precision whatever the networks compute in. With ``chunk`` so many pictures at a time go through
+    In at least single precision whatever the networks compute in. With ``chunk`` so many images at a time go through
     the networks.
     """
     embeddings, features = networks(views, chunk)
@@ -87,20 +87,20 @@ def step_loss(
     ids = gather(ids)
     with without_autocast(views.device):
         loss, facts = loss_of(joined, composition, bank, ids, draws)
-    return loss, facts, Latest(features.detach(), joined.projection.detach(), joined.key[1].detach(), ids)
+    return loss, facts, StepOutputs(features.detach(), joined.projection.detach(), joined.key[1].detach(), ids)
 
 
-class Pretraining(lightning.LightningModule):
+class PretrainModule(lightning.LightningModule):
     """Owns the networks and the bank. Every random draw depends on the seed and the step alone."""
 
     def __init__(
         self,
-        networks: Topology,
+        networks: SiameseNetworks,
         composition: Composition,
         views: Views,
-        pictures: Pictures,
+        images: ImageStore,
         config: PretrainConfig,
-        loading: Loading,
+        info: EncoderInfo,
         channels_last: bool = False,
     ):
         super().__init__()
@@ -108,21 +108,21 @@ class Pretraining(lightning.LightningModule):
         self.composition = composition
         self.config = config
         bank = composition.bank
-        self.bank = Bank(bank.size, config.heads.out, bank.index) if composition.needs_bank else None
-        self.meter = Meter(("loss", *fact_names(composition), *(PURITY if config.monitor.purity else ())))
+        self.bank = MemoryBank(bank.size, config.heads.out_dim, bank.index) if composition.needs_bank else None
+        self.meter = RunningMean(("loss", *fact_names(composition), *(PURITY if config.monitor.purity else ())))
         # Known only where purity is measured: nothing that learns ever sees a label.
-        self.register_buffer("labels", pictures.labels if config.monitor.purity else None, persistent=False)
-        self.loading = loading
+        self.register_buffer("labels", images.labels if config.monitor.purity else None, persistent=False)
+        self.info = info
         self.channels_last = channels_last
         self.views = views
-        self.pictures = pictures
-        self.latest: Latest | None = None
+        self.images = images
+        self.latest: StepOutputs | None = None
         # The bank is the same on all ranks by construction; DDP would broadcast it anew at every step.
         self._ddp_params_and_buffers_to_ignore = ["bank.rows", "bank.ids", "labels"]
 
     @property
     def steps_per_epoch(self) -> int:
-        return len(self.pictures) // self.config.batch_size
+        return len(self.images) // self.config.batch_size
 
     def setup(self, stage: str) -> None:
         device = self.trainer.strategy.root_device.type
@@ -130,13 +130,13 @@ class Pretraining(lightning.LightningModule):
             raise UserError(f"bank.index=faiss searches on a CPU, and this run is on {device}: leave bank.index out.")
         # Lightning converts after it has restored a checkpoint, which would round what a resumed run begins with.
         self.trainer.precision_plugin.convert_module(self)
-        if self.trainer.world_size > 1 and self.config.join_batch_norm:
-            join_batch_norm(self.networks, self.trainer.strategy.root_device)
+        if self.trainer.world_size > 1 and self.config.sync_batchnorm:
+            sync_batchnorm(self.networks, self.trainer.strategy.root_device)
 
     def train_dataloader(self) -> Batches:
         trainer = self.trainer
         return Batches(
-            self.pictures,
+            self.images,
             self.config.batch_size,
             self.config.seed,
             step=lambda: trainer.global_step,
@@ -159,12 +159,12 @@ class Pretraining(lightning.LightningModule):
         """What a checkpoint says of the run beside its weights."""
         return {
             "config": settings.to_dict(self.config),
-            "loading": asdict(self.loading),
-            "pictures": len(self.pictures),
+            "encoder_info": asdict(self.info),
+            "images": len(self.images),
         }
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        self.loading = replace(self.loading, epoch=self.trainer.global_step // self.steps_per_epoch)
+        self.info = replace(self.info, epoch=self.trainer.global_step // self.steps_per_epoch)
         checkpoint["psm"] = self.description()
 
     def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
@@ -175,8 +175,10 @@ class Pretraining(lightning.LightningModule):
         """Views (2, B, 3, H, W). The draws are made for the global batch, so sharing it out changes no view."""
         size = self.config.batch_size
         mine = share(size, self.trainer.global_rank, self.trainer.world_size)
-        draws = self.views.draw(size, generator(self.config.seed, "views", batch.step), share=mine, device=self.device)
-        views = self.views.apply(batch.pictures, draws, channels_last=self.channels_last)
+        draws = self.views.sample_params(
+            size, generator(self.config.seed, "views", batch.step), share=mine, device=self.device
+        )
+        views = self.views.apply(batch.images, draws, channels_last=self.channels_last)
         return views.to(self.dtype)
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
@@ -184,7 +186,13 @@ class Pretraining(lightning.LightningModule):
         seed_networks(derived_seed(self.config.seed, "networks", batch.step, self.trainer.global_rank), self.device)
         draws = generator(self.config.seed, "negatives", batch.step, device=self.device)
         loss, facts, self.latest = step_loss(
-            self.networks, self.two_views(batch), batch.ids, self.composition, self.bank, draws, self.config.chunk_size
+            self.networks,
+            self.two_views(batch),
+            batch.ids,
+            self.composition,
+            self.bank,
+            draws,
+            self.config.grad_cache_chunk,
         )
         if self.labels is not None:
             facts = facts | purity(self.bank, self.latest.keys, self.latest.ids, self.labels, self.composition.bank.own)
@@ -198,6 +206,6 @@ class Pretraining(lightning.LightningModule):
         be missing from a checkpoint that a callback writes after the step.
         """
         super().optimizer_step(*args, **kwargs)
-        self.networks.follow(self.composition.topology.momentum)
+        self.networks.update_target(self.composition.topology.momentum)
         if self.bank is not None:
             self.bank.push(self.latest.keys, self.latest.ids)

@@ -1,4 +1,4 @@
-"""The optimiser of pretraining."""
+"""The optimizer of pretraining."""
 
 from collections.abc import Callable, Iterable
 
@@ -55,15 +55,15 @@ class OnePass(torch.optim.SGD):
         return state["momentum_buffer"]
 
 
-def settle(optimiser: torch.optim.Optimizer) -> None:
+def settle(optimizer: torch.optim.Optimizer) -> None:
     """After a checkpoint was loaded, which may come from another device: the step as it is taken on this one.
 
     Each momentum comes to lie in memory as its weights do, since the fused step does not look at strides.
     """
-    for group in optimiser.param_groups:
-        group.update({way: optimiser.defaults[way] for way in ("fused", "foreach")})
+    for group in optimizer.param_groups:
+        group.update({way: optimizer.defaults[way] for way in ("fused", "foreach")})
         for weights in group["params"]:
-            state = optimiser.state.get(weights, {})
+            state = optimizer.state.get(weights, {})
             momentum = state.get("momentum_buffer")
             if momentum is not None:
                 state["momentum_buffer"] = _like(momentum, weights)

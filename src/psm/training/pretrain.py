@@ -1,9 +1,9 @@
-"""Pretraining from a configuration: settle everything, hold the run folder, train, leave the encoder."""
+"""PretrainModule from a configuration: settle everything, hold the run folder, train, leave the encoder."""
 
 import logging
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,19 +14,18 @@ from torch import nn
 
 from psm.config import merge as settings
 from psm.config.schema import MAY_CHANGE, PretrainConfig
-from psm.data import DataSet, Pictures, load
+from psm.data import ImageDataset, ImageStore, load_dataset
 from psm.methods.build import build_networks, composition_of
-from psm.methods.registry import Composition
-from psm.mining.purity import MINED
 from psm.models import networks
-from psm.models.pretrained import Loading, read_encoder, save_encoder
-from psm.training.callbacks import Recorder
+from psm.models.pretrained import EncoderInfo, read_encoder, save_encoder
+from psm.training.callbacks import MetricsCallback
 from psm.training.checkpoint import read_checkpoint
-from psm.training.module import Pretraining
+from psm.training.module import PretrainModule
 from psm.training.progress_bar import ProgressBar
+from psm.training.resolve import check, resolve
 from psm.training.trainer import make_trainer, quiet
 from psm.utils.errors import UserError
-from psm.utils.run_folder import Run, launched, read_lines, write_atomically
+from psm.utils.run_folder import RunFolder, launched, read_lines, write_atomically
 from psm.views.transform import Views, channel_statistics
 
 log = logging.getLogger("psm")
@@ -40,12 +39,12 @@ class PretrainResult:
     encoder: nn.Module
     metrics: list[dict[str, Any]]
     config: PretrainConfig
-    data: DataSet
+    data: ImageDataset
 
 
 def pretrain(
     out: str | Path,
-    data: str | Path | DataSet | Pictures | torch.Tensor | np.ndarray | None = None,
+    data: str | Path | ImageDataset | ImageStore | torch.Tensor | np.ndarray | None = None,
     encoder: str | nn.Module | None = None,
     config: str | Path | Mapping[str, Any] | None = None,
     **keys: Any,
@@ -54,18 +53,18 @@ def pretrain(
 
     >>> psm.pretrain("runs/a", data="cifar10", epochs=10, positives={"k": 3})  # doctest: +SKIP
 
-    ``data`` may be a DataSet or uint8 pictures (N, 3, H, W), and ``encoder`` any module that turns (B, 3, H, W) into
+    ``data`` may be a ImageDataset or uint8 images (N, 3, H, W), and ``encoder`` any module that turns (B, 3, H, W) into
     (B, F) or (B, F, h, w).
     """
     if not isinstance(out, (str, Path)):
         raise UserError(f"out={out!r} is not a path: name a folder for the run.")
     if encoder is not None and not isinstance(encoder, (str, nn.Module)):
         raise UserError(f"encoder={encoder!r} is neither a name nor a module: give for example 'resnet18'.")
-    if isinstance(data, (torch.Tensor, np.ndarray, Pictures)):
-        data = DataSet("pictures", data if isinstance(data, Pictures) else Pictures(data), None, ())
+    if isinstance(data, (torch.Tensor, np.ndarray, ImageStore)):
+        data = ImageDataset("images", data if isinstance(data, ImageStore) else ImageStore(data), None, ())
     given: dict[str, Any] = {**keys, "out": str(out)}
     if data is not None:
-        given["data"] = data.name if isinstance(data, DataSet) else str(data)
+        given["data"] = data.name if isinstance(data, ImageDataset) else str(data)
     if encoder is not None:
         given["encoder"] = "custom" if isinstance(encoder, nn.Module) else encoder
     if isinstance(config, (str, Path)):
@@ -75,22 +74,22 @@ def pretrain(
     return run_pretraining(
         *stored,
         given,
-        data=data if isinstance(data, DataSet) else None,
+        data=data if isinstance(data, ImageDataset) else None,
         encoder=encoder if isinstance(encoder, nn.Module) else None,
     )
 
 
 def run_pretraining(
-    *wishes: Mapping[str, Any], data: DataSet | None = None, encoder: nn.Module | None = None
+    *overrides: Mapping[str, Any], data: ImageDataset | None = None, encoder: nn.Module | None = None
 ) -> PretrainResult:
-    """Pretrain as the merged wishes say; ``data`` and ``encoder`` stand in for what their keys name."""
-    asked = settings.build(PretrainConfig, *wishes)
+    """Pretrain as the merged overrides say; ``data`` and ``encoder`` stand in for what their keys name."""
+    asked = settings.build(PretrainConfig, *overrides)
     if not asked.out:
         raise UserError("out= is missing: name a folder for the run, for example out=runs/a.")
-    run = Run(Path(asked.out).expanduser())
+    run = RunFolder(Path(asked.out).expanduser())
     if launched():  # the process that launched this one holds the folder and has settled what is in it
         stored = settings.build(PretrainConfig, settings.read_yaml(run.config))
-        data = data or load(stored.data, stored.pictures, progress=False)
+        data = data or load_dataset(stored.data, stored.images, progress=False)
         trainer, module = _prepare(run, stored, data, encoder)
         return _fit(run, trainer, module, data, asked.resume != "false" and run.checkpoint.exists())
     with run.hold(asked.resume, asked.overwrite):
@@ -100,11 +99,11 @@ def run_pretraining(
         stored = None
         if resuming:
             stored = settings.build(PretrainConfig, settings.read_yaml(run.config) if run.config.exists() else begun)
-        config = settings.build(PretrainConfig, *wishes, base=stored)
-        _check(config)
+        config = settings.build(PretrainConfig, *overrides, base=stored)
+        check(config)
         composition_of(config)
-        data = data or load(config.data, config.pictures, config.progress)
-        config = _settle(config, data)
+        data = data or load_dataset(config.data, config.images, config.progress)
+        config = resolve(config, data)
         if stored:
             # The checkpoint knows what the run was begun with, whatever was since written into config.yaml.
             _refuse_changes(run, settings.to_dict(settings.build(PretrainConfig, begun) if begun else stored), config)
@@ -125,7 +124,7 @@ def run_pretraining(
             return _fit(run, trainer, module, data, point is not None)
 
 
-def _begun_with(run: Run, point: Path) -> dict[str, Any]:
+def _begun_with(run: RunFolder, point: Path) -> dict[str, Any]:
     """The configuration in the checkpoint that a run is to continue from, or a sentence on what can be done."""
     try:
         checkpoint = read_checkpoint(point)
@@ -142,7 +141,7 @@ def _begun_with(run: Run, point: Path) -> dict[str, Any]:
     return checkpoint["psm"]["config"]
 
 
-def _refuse_to_go_back(run: Run, point: Path, step: int) -> None:
+def _refuse_to_go_back(run: RunFolder, point: Path, step: int) -> None:
     """A snapshot stands in for a checkpoint that is lost or damaged, not for one that is further on."""
     try:
         last = read_checkpoint(run.checkpoint)["global_step"] if run.checkpoint.exists() else 0
@@ -155,7 +154,7 @@ def _refuse_to_go_back(run: Run, point: Path, step: int) -> None:
         )
 
 
-def _continue_from(run: Run, point: Path | None, module: Pretraining) -> None:
+def _continue_from(run: RunFolder, point: Path | None, module: PretrainModule) -> None:
     """Make the folder ready for a run that goes on; what was written after its checkpoint will be written again."""
     step = 0
     run.clear_leftovers()
@@ -167,7 +166,7 @@ def _continue_from(run: Run, point: Path | None, module: Pretraining) -> None:
     run.keep_metrics_until(step)
 
 
-def _refuse_changes(run: Run, begun: dict[str, Any], config: PretrainConfig) -> None:
+def _refuse_changes(run: RunFolder, begun: dict[str, Any], config: PretrainConfig) -> None:
     """What is asked for now may not contradict the run that is resumed."""
     before, now = (dict(settings.flatten(x)) for x in (begun, settings.to_dict(config)))
     for dotted, value in now.items():
@@ -178,105 +177,25 @@ def _refuse_changes(run: Run, begun: dict[str, Any], config: PretrainConfig) -> 
             )
 
 
-def _refuse_other_data(run: Run, point: Path, module: Pretraining) -> None:
-    """A run goes on with the pictures it began with: their number and their statistics tell."""
+def _refuse_other_data(run: RunFolder, point: Path, module: PretrainModule) -> None:
+    """A run goes on with the images it began with: their number and their statistics tell."""
     before = read_checkpoint(point)["psm"]
     now = module.description()
-    if before["pictures"] != now["pictures"] or before["loading"]["mean"] != now["loading"]["mean"]:
+    if before["images"] != now["images"] or before["encoder_info"]["mean"] != now["encoder_info"]["mean"]:
         raise UserError(
-            f"data={module.config.data} is not what the run in {run.folder} began with ({before['pictures']} pictures "
-            f"then, {now['pictures']} now): restore it, or start another run in another out."
+            f"data={module.config.data} is not what the run in {run.folder} began with ({before['images']} images "
+            f"then, {now['images']} now): restore it, or start another run in another out."
         )
-
-
-def check_settings(config: PretrainConfig) -> None:
-    """Refuse, in a sentence, what no data could make right."""
-    _check(config)
-    composition_of(config)
-    networks.encoder(config.encoder, config.stem, config.views.size or config.pictures.size or 32)
-
-
-def _check(config: PretrainConfig) -> None:
-    at_least = (
-        ("epochs", config.epochs, 1),
-        ("batch_size", config.batch_size, 2),
-        ("heads.hidden", config.heads.hidden, 1),
-        ("heads.out", config.heads.out, 2),
-        ("monitor.every", config.monitor.every, 1),
-        ("monitor.pictures", config.monitor.pictures, 1),
-        ("monitor.test_pictures", config.monitor.test_pictures, 1),
-        ("monitor.log_every", config.monitor.log_every, 1),
-        ("num_nodes", config.num_nodes, 1),
-        ("chunk_size", 2 if config.chunk_size is None else config.chunk_size, 2),
-        ("save.every_steps", 1 if config.save.every_steps is None else config.save.every_steps, 1),
-        ("save.snapshots", 1 if config.save.snapshots is None else config.save.snapshots, 1),
-        ("optim.lr", config.optim.lr, 0),
-        ("optim.warmup_lr", config.optim.warmup_lr, 0),
-        ("optim.momentum", config.optim.momentum, 0),
-        ("optim.weight_decay", config.optim.weight_decay or 0, 0),
-    )
-    for name, value, least in at_least:
-        if not value >= least:
-            raise UserError(f"{name}={value} is too small: give {least} or more.")
-    if config.optim.clip is not None and config.optim.clip <= 0:
-        raise UserError(f"optim.clip={config.optim.clip} would stop all learning: give a number above 0, or none.")
-    if config.compile is not None and config.compile not in torch.compiler.list_backends(None):
-        known = ", ".join(torch.compiler.list_backends())
-        raise UserError(f"compile={config.compile} is no backend of torch.compile: give one of {known}, or none.")
-    if config.optim.momentum >= 1:
-        raise UserError(f"optim.momentum={config.optim.momentum} never forgets: give a number below 1.")
-    if not 0 <= config.optim.warmup <= 1:
-        raise UserError(f"optim.warmup={config.optim.warmup} is a share of all steps: give a number from 0 to 1.")
-
-
-def _settle(config: PretrainConfig, data: DataSet) -> PretrainConfig:
-    """The resolved configuration: everything that depends on the data or the method filled in."""
-    if len(data.train) < 2:
-        raise UserError(f"data={config.data} has {len(data.train)} picture to train on: contrasting needs at least 2.")
-    batch_size = config.batch_size
-    if len(data.train) < batch_size:
-        batch_size = len(data.train) // 2 * 2
-        log.warning(
-            "batch_size=%d is more than the %d pictures there are: training with batch_size=%d.",
-            config.batch_size,
-            len(data.train),
-            batch_size,
-        )
-    optim = config.optim
-    if optim.weight_decay is None:
-        optim = replace(optim, weight_decay=1e-3 if data.size < 64 else 1e-4)
-    composition = composition_of(config)
-    if config.monitor.purity:
-        _check_purity(config, data, composition)
-    return replace(
-        config,
-        batch_size=batch_size,
-        optim=optim,
-        pictures=replace(config.pictures, size=data.size),
-        **{f.name: getattr(composition, f.name) for f in fields(composition)},
-    )
-
-
-def _check_purity(config: PretrainConfig, data: DataSet, composition: Composition) -> None:
-    if not data.labelled:
-        raise UserError(f"monitor.purity=true compares labels, and data={config.data} has none: leave it at false.")
-    if not composition.needs_bank:
-        raise UserError(
-            f"monitor.purity=true looks at what a bank holds, and method={config.method} as set has none: leave it at "
-            "false."
-        )
-    if composition.bank.size < MINED:
-        raise UserError(f"monitor.purity=true mines {MINED} rows: give bank.size={MINED} or more.")
 
 
 def _prepare(
-    run: Run, config: PretrainConfig, data: DataSet, encoder: nn.Module | None
-) -> tuple[lightning.Trainer, Pretraining]:
+    run: RunFolder, config: PretrainConfig, data: ImageDataset, encoder: nn.Module | None
+) -> tuple[lightning.Trainer, PretrainModule]:
     """The trainer and the module. Whatever the user got wrong shows here, before anything is written."""
     mean, std = channel_statistics(data.train)
     views = Views(config.views, data.size, mean, std)
     bar = ProgressBar(config.epochs, config.batch_size) if config.progress and not launched() else None
-    trainer = make_trainer(run, config, [Recorder(run, data, bar), *([bar] if bar else [])])
+    trainer = make_trainer(run, config, [MetricsCallback(run, data, bar), *([bar] if bar else [])])
     if config.batch_size % trainer.world_size:
         raise UserError(
             f"batch_size={config.batch_size} is shared by {trainer.world_size} devices: give a multiple of that number."
@@ -289,7 +208,7 @@ def _prepare(
         nets = nets.to(memory_format=torch.channels_last)
     if config.compile is not None:
         nets.compile_parts(config.compile)
-    loading = Loading(
+    info = EncoderInfo(
         encoder=config.encoder,
         stem=nets.encoder.stem if isinstance(nets.encoder, networks.ResNet) else "auto",
         width=nets.encoder.width,
@@ -301,14 +220,16 @@ def _prepare(
         epoch=0,
     )
     try:
-        module = Pretraining(nets, composition_of(config), views, data.train, config, loading, channels_last)
+        module = PretrainModule(nets, composition_of(config), views, data.train, config, info, channels_last)
     except (RuntimeError, MemoryError):
-        need = config.bank.size * config.heads.out * 4 / 1e9
+        need = config.bank.size * config.heads.out_dim * 4 / 1e9
         raise UserError(f"bank.size={config.bank.size} needs {need:,.1f} GB of memory: give a smaller bank.") from None
     return trainer, module
 
 
-def _fit(run: Run, trainer: lightning.Trainer, module: Pretraining, data: DataSet, resuming: bool) -> PretrainResult:
+def _fit(
+    run: RunFolder, trainer: lightning.Trainer, module: PretrainModule, data: ImageDataset, resuming: bool
+) -> PretrainResult:
     with quiet(), torch.random.fork_rng(devices=[]):
         try:
             trainer.fit(module, ckpt_path=str(run.checkpoint) if resuming else None)
@@ -316,17 +237,17 @@ def _fit(run: Run, trainer: lightning.Trainer, module: Pretraining, data: DataSe
             # Lightning turns an interrupt into an exit; whoever called decides what an interrupt means.
             raise KeyboardInterrupt from None
     # From the checkpoint, whatever strategy trained and wherever its weights are now.
-    loading, state = read_encoder(run.checkpoint)
+    info, state = read_encoder(run.checkpoint)
     encoder = module.networks.encoder
     networks.unwrapped(encoder).load_state_dict(state)
     if trainer.is_global_zero:
-        save_encoder(run, encoder, loading)
+        save_encoder(run, encoder, info)
         log.info("the encoder is in %s", run.encoder)
     return PretrainResult(run.folder, encoder, read_lines(run.metrics), module.config, data)
 
 
 @contextmanager
-def _logging(run: Run, config: PretrainConfig) -> Iterator[None]:
+def _logging(run: RunFolder, config: PretrainConfig) -> Iterator[None]:
     """Everything said during the run also goes to its log file."""
     handler = logging.FileHandler(run.log)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))

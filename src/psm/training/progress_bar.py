@@ -1,4 +1,4 @@
-"""The progress bar: epoch, images a second, time left, loss, nearest-neighbour score."""
+"""The progress bar: epoch, images a second, time left, loss, nearest-neighbor score."""
 
 import sys
 import time
@@ -8,7 +8,7 @@ import lightning
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from psm.training.module import Pretraining
+from psm.training.module import PretrainModule
 
 REFRESH = 0.5  # seconds between looks at the loss: each one waits for the device
 
@@ -22,7 +22,7 @@ class ProgressBar(lightning.Callback):
         self.bar: Progress | None = None
         self.knn = ""
 
-    def on_train_start(self, trainer: lightning.Trainer, module: Pretraining) -> None:
+    def on_train_start(self, trainer: lightning.Trainer, module: PretrainModule) -> None:
         self.looked, self.looked_step = time.perf_counter(), trainer.global_step
         if not trainer.is_global_zero:
             return
@@ -45,7 +45,7 @@ class ProgressBar(lightning.Callback):
         self.bar.start()
 
     def on_train_batch_end(
-        self, trainer: lightning.Trainer, module: Pretraining, outputs: Any, batch: Any, index: int
+        self, trainer: lightning.Trainer, module: PretrainModule, outputs: Any, batch: Any, index: int
     ) -> None:
         now = time.perf_counter()
         if self.bar is None or now - self.looked < REFRESH:
@@ -78,8 +78,8 @@ class ProgressBar(lightning.Callback):
             self.bar.stop()
             self.bar = None
 
-    def on_train_end(self, trainer: lightning.Trainer, module: Pretraining) -> None:
+    def on_train_end(self, trainer: lightning.Trainer, module: PretrainModule) -> None:
         self.close()
 
-    def on_exception(self, trainer: lightning.Trainer, module: Pretraining, exception: BaseException) -> None:
+    def on_exception(self, trainer: lightning.Trainer, module: PretrainModule, exception: BaseException) -> None:
         self.close()

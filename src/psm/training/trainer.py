@@ -13,7 +13,7 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from psm.config.schema import PretrainConfig
 from psm.training.checkpoint import AtomicCheckpoints
 from psm.utils.errors import UserError
-from psm.utils.run_folder import Run
+from psm.utils.run_folder import RunFolder
 
 LOGGERS = {
     "tensorboard": "lightning.pytorch.loggers.TensorBoardLogger",
@@ -23,7 +23,7 @@ LOGGERS = {
 }
 
 
-def _logger(name: str, run: Run) -> Any:
+def _logger(name: str, run: RunFolder) -> Any:
     """One of Lightning's loggers by its short name, or any logger as module.Class, writing into the run folder."""
     module, _, attribute = LOGGERS.get(name, name).rpartition(".")
     if not module:
@@ -34,14 +34,14 @@ def _logger(name: str, run: Run) -> Any:
         raise UserError(f"loggers={name} cannot be used: {' '.join(str(error).split())}") from None
 
 
-# Each would make the number of steps another one than the schedule, the order of pictures and a resume count on.
+# Each would make the number of steps another one than the schedule, the order of images and a resume count on.
 BREAKS_STEPS = (
     *("accumulate_grad_batches", "limit_train_batches", "overfit_batches", "fast_dev_run"),
     *("max_steps", "min_steps", "max_time", "min_epochs", "reload_dataloaders_every_n_epochs"),
 )
 
 
-def make_trainer(run: Run, config: PretrainConfig, callbacks: list[lightning.Callback]) -> lightning.Trainer:
+def make_trainer(run: RunFolder, config: PretrainConfig, callbacks: list[lightning.Callback]) -> lightning.Trainer:
     """The trainer that the configuration asks for; what Lightning refuses is the user's to mend."""
     options = {
         "max_epochs": config.epochs,

@@ -1,11 +1,11 @@
-"""What depends on the training device: copies that wait for nothing, and pictures that live where they are used."""
+"""What depends on the training device: copies that wait for nothing, and images that live where they are used."""
 
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor
 
-from psm.data import Pictures
+from psm.data import ImageStore
 
 FREE_SHARE = 0.5  # of the device's free memory that a data set may take
 
@@ -24,13 +24,13 @@ def without_autocast(device: torch.device) -> AbstractContextManager:
 
 
 def free_bytes(device: torch.device) -> int:
-    """Memory of a device that a data set could take: none on a CPU, where pictures are already, or where unknown."""
+    """Memory of a device that a data set could take: none on a CPU, where images are already, or where unknown."""
     return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 0
 
 
-def held_pictures(pictures: Pictures, device: torch.device) -> Tensor | None:
+def held_images(images: ImageStore, device: torch.device) -> Tensor | None:
     """The whole set, uint8 (N, 3, H, W), on the device if it fits in half of the free memory; None otherwise."""
-    height, width = pictures.shape[1:]
-    if pictures.mapped or len(pictures) * 3 * height * width > FREE_SHARE * free_bytes(device):
+    height, width = images.shape[1:]
+    if images.mapped or len(images) * 3 * height * width > FREE_SHARE * free_bytes(device):
         return None
-    return pictures.take(torch.arange(len(pictures))).to(device)
+    return images.take(torch.arange(len(images))).to(device)

@@ -15,7 +15,7 @@ from psm.utils.errors import UserError
 
 
 @dataclass(frozen=True)
-class Run:
+class RunFolder:
     """Paths of a run folder."""
 
     folder: Path
@@ -45,7 +45,7 @@ class Run:
         return self.folder / "encoder.safetensors"
 
     @property
-    def loading(self) -> Path:
+    def info(self) -> Path:
         return self.folder / "encoder.json"
 
     @property
@@ -203,7 +203,7 @@ class Run:
     def _remove_run(self) -> None:
         """Remove what an earlier run left, and nothing else. Without its configuration a run cannot be resumed, so
         that goes first: a kill midway leaves nothing that could be taken for a run."""
-        own = (self.config, self.checkpoint.parent, self.metrics, self.encoder, self.loading, self.log, self.scores)
+        own = (self.config, self.checkpoint.parent, self.metrics, self.encoder, self.info, self.log, self.scores)
         for path in (*own, self.page, self.inspection, self.unreadable, self.folder / "logs"):
             shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink(missing_ok=True)
         self.clear_leftovers()

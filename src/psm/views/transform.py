@@ -1,9 +1,9 @@
-"""Views of a whole batch at once, on the device it is on, each picture with its own draws (SimCLR / MoCo v2 recipe).
+"""Views of a whole batch at once, on the device it is on, each image with its own draws (SimCLR / MoCo v2 recipe).
 
 What makes it fast is that nearly every step is linear: the crop, its resize and the flip are two products with
-resampling matrices, the five colour changes are one 3x3 matrix and one offset, the blur is two products with a banded
+resampling matrices, the five color changes are one 3x3 matrix and one offset, the blur is two products with a banded
 matrix. Each view is made on its own: both in one go would need twice the memory at a time and gain nothing. On a CPU
-that has it compiled, crop and colours are one pass (``crops``).
+that has it compiled, crop and colors are one pass (``crops``).
 """
 
 import math
@@ -24,8 +24,8 @@ from psm.utils.errors import UserError
 CPU_PIXELS = 2**18  # of views made at a time on a CPU: what its cache holds; a third faster from 64 pixels up
 TRIES = 10  # of a crop, before the central one is taken
 LUMA = (0.299, 0.587, 0.114)
-GREY = (LUMA, LUMA, LUMA)  # the matrix that drops colour
-TWIST = ((0.0, -1.0, 1.0), (1.0, 0.0, -1.0), (-1.0, 1.0, 0.0))  # cross product with (1, 1, 1), the grey axis
+GRAY = (LUMA, LUMA, LUMA)  # the matrix that drops color
+TWIST = ((0.0, -1.0, 1.0), (1.0, 0.0, -1.0), (-1.0, 1.0, 0.0))  # cross product with (1, 1, 1), the gray axis
 IDENTITY = ((1.0, 0.0, 0.0), (0.0, 1.0, 0.0), (0.0, 0.0, 1.0))
 
 SMALL_BELOW = 64  # pixels of a view: the preset that auto takes
@@ -41,42 +41,42 @@ SMALL = {
     "grayscale": 0.2,
     "blur": 0.0,
     "sigma": [0.1, 2.0],
-    "solarise": 0.0,
+    "solarize": 0.0,
 }
 PRESETS = {"small": SMALL, "large": SMALL | {"blur": 0.5}}
 
 
 @dataclass(frozen=True)
-class Draws:
-    """What was drawn for each view of each picture, (views, B) each; a step that was not drawn has its neutral value.
+class AugmentParams:
+    """What was drawn for each view of each image, (views, B) each; a step that was not drawn has its neutral value.
 
-    ``draws[first:last]`` is the share of some of the pictures, so that processes that share a batch share its draws.
+    ``draws[first:last]`` is the share of some of the images, so that processes that share a batch share its draws.
     """
 
-    area: Tensor  # (views, B, tries): share of the picture's area that a tried crop covers
+    area: Tensor  # (views, B, tries): share of the image's area that a tried crop covers
     ratio: Tensor  # (views, B, tries): its width over its height
     place: Tensor  # (views, B, 2): where it lies, from 0 (top, left) to 1 (bottom, right)
     flip: Tensor
     brightness: Tensor
     contrast: Tensor
     saturation: Tensor
-    turn: Tensor  # hue, in turns of the colour circle
+    turn: Tensor  # hue, in turns of the color circle
     grayscale: Tensor
     sigma: Tensor  # of the blur, in pixels of the view; 0: none
-    solarise: Tensor
+    solarize: Tensor
 
     def __len__(self) -> int:
         return self.flip.shape[-1]
 
-    def __getitem__(self, pictures: slice | Tensor) -> "Draws":
-        return self._each(lambda numbers: numbers[:, pictures])
+    def __getitem__(self, images: slice | Tensor) -> "AugmentParams":
+        return self._each(lambda numbers: numbers[:, images])
 
-    def views(self) -> list["Draws"]:
+    def views(self) -> list["AugmentParams"]:
         """The draws of each view alone, (B,) each."""
         return [self._each(lambda numbers, view=view: numbers[view]) for view in range(len(self.flip))]
 
-    def _each(self, function: Callable[[Tensor], Tensor]) -> "Draws":
-        return Draws(*(function(getattr(self, field.name)) for field in fields(self)))
+    def _each(self, function: Callable[[Tensor], Tensor]) -> "AugmentParams":
+        return AugmentParams(*(function(getattr(self, field.name)) for field in fields(self)))
 
 
 def in_single_precision(function: Callable) -> Callable:
@@ -95,31 +95,31 @@ def in_single_precision(function: Callable) -> Callable:
 
 
 class Views:
-    """Two (or n) views of a batch of uint8 pictures."""
+    """Two (or n) views of a batch of uint8 images."""
 
-    def __init__(self, config: ViewsConfig, picture_size: int, mean: Sequence[float], std: Sequence[float]):
-        self.config = resolved(config, picture_size)
+    def __init__(self, config: ViewsConfig, image_size: int, mean: Sequence[float], std: Sequence[float]):
+        self.config = resolved(config, image_size)
         self.size: int = self.config.size
         self.mean, self.std = tuple(map(float, mean)), tuple(map(float, std))
         usable = all(map(math.isfinite, self.mean)) and all(0 < deviation < math.inf for deviation in self.std)
         if len(self.mean) != 3 or len(self.std) != 3 or not usable:
             raise UserError(
-                f"the channel mean {self.mean} and standard deviation {self.std} cannot normalise pictures; "
+                f"the channel mean {self.mean} and standard deviation {self.std} cannot normalize images; "
                 "give three numbers each, the deviations above 0."
             )
 
     @in_single_precision
-    def draw(
+    def sample_params(
         self,
         count: int,
         generator: torch.Generator,
         views: int = 2,
         share: slice = slice(None),
         device: torch.device | str = "cpu",
-    ) -> Draws:
-        """Every random number of ``views`` views of ``count`` pictures, drawn on the CPU: the same for every device.
+    ) -> AugmentParams:
+        """Every random number of ``views`` views of ``count`` images, drawn on the CPU: the same for every device.
 
-        ``share`` takes those of some of the pictures, so that processes that share a batch share its draws. They go to
+        ``share`` takes those of some of the images, so that processes that share a batch share its draws. They go to
         the ``device`` in one copy that waits for nothing. As many numbers are drawn whatever the configuration, so
         that one setting changed leaves the other draws alone.
         """
@@ -127,14 +127,14 @@ class Views:
         uniform = torch.rand(views, count, 2 * TRIES + 12, generator=generator)[:, share]
         uniform = to_device(uniform, torch.device(device))
         area, log_ratio, place, coins, amounts = uniform.split([TRIES, TRIES, 2, 5, 5], dim=-1)
-        chances = (config.flip, config.jitter, config.grayscale, config.blur, config.solarise)
-        flip, jitter, grayscale, blur, solarise = (coins < constant(chances, uniform.device)).unbind(-1)
+        chances = (config.flip, config.jitter, config.grayscale, config.blur, config.solarize)
+        flip, jitter, grayscale, blur, solarize = (coins < constant(chances, uniform.device)).unbind(-1)
         brightness, contrast, saturation, turn, sigma = amounts.unbind(-1)
 
         def factor(amount: Tensor, strength: float) -> Tensor:
             return torch.where(jitter, between(amount, max(0.0, 1 - strength), 1 + strength), 1.0)
 
-        return Draws(
+        return AugmentParams(
             area=between(area, *config.crop),
             ratio=between(log_ratio, *map(math.log, config.ratio)).exp(),
             place=place,
@@ -145,89 +145,89 @@ class Views:
             turn=torch.where(jitter, between(turn, -config.hue, config.hue), 0.0),
             grayscale=grayscale,
             sigma=torch.where(blur, between(sigma, *config.sigma), 0.0),
-            solarise=solarise,
+            solarize=solarize,
         )
 
     @in_single_precision
     @torch.no_grad()
-    def apply(self, pictures: Tensor, draws: Draws, channels_last: bool = False) -> Tensor:
-        """The views (views, B, 3, size, size) of uint8 pictures (B, 3, H, W), normalised, in float32.
+    def apply(self, images: Tensor, draws: AugmentParams, channels_last: bool = False) -> Tensor:
+        """The views (views, B, 3, size, size) of uint8 images (B, 3, H, W), normalized, in float32.
 
         With ``channels_last`` the views, flattened to (views * B, 3, size, size), have channels-last strides.
         """
-        check_pictures(pictures)
-        if len(draws) != len(pictures):
-            raise UserError(
-                f"{len(pictures)} pictures cannot take the draws of {len(draws)}; draw for as many as given."
-            )
-        shape = (len(draws.flip), len(pictures), 3, self.size, self.size)
+        check_images(images)
+        if len(draws) != len(images):
+            raise UserError(f"{len(images)} images cannot take the draws of {len(draws)}; draw for as many as given.")
+        shape = (len(draws.flip), len(images), 3, self.size, self.size)
         if channels_last:
-            views = pictures.new_empty((*shape[:2], *shape[3:], 3), dtype=torch.float32).movedim(-1, 2)
+            views = images.new_empty((*shape[:2], *shape[3:], 3), dtype=torch.float32).movedim(-1, 2)
         else:
-            views = pictures.new_empty(shape, dtype=torch.float32)
-        share = max(1, CPU_PIXELS // self.size**2) if pictures.device.type == "cpu" else max(1, len(pictures))
-        compiled = crops.apply_to(pictures, self.size, draws.area, draws.place, draws.brightness, draws.turn)
-        with without_autocast(pictures.device):
+            views = images.new_empty(shape, dtype=torch.float32)
+        share = max(1, CPU_PIXELS // self.size**2) if images.device.type == "cpu" else max(1, len(images))
+        compiled = crops.apply_to(images, self.size, draws.area, draws.place, draws.brightness, draws.turn)
+        with without_autocast(images.device):
             if compiled and not self._has_more:
-                self._crop(views, pictures, draws, self.mean, self.std)
+                self._crop(views, images, draws, self.mean, self.std)
                 return views
-            for first in range(0, len(pictures), share):
+            for first in range(0, len(images), share):
                 part = slice(first, first + share)
                 if compiled:
-                    coloured = views.new_empty((len(views), len(pictures[part]), *shape[2:]))
-                    self._crop(coloured, pictures[part], draws[part], (0.0,) * 3, (1.0,) * 3)
+                    colored = views.new_empty((len(views), len(images[part]), *shape[2:]))
+                    self._crop(colored, images[part], draws[part], (0.0,) * 3, (1.0,) * 3)
                 else:
-                    pixels = pictures[part].float().div_(255)
-                    coloured = (self._coloured(pixels, of_view) for of_view in draws[part].views())
-                for view, begun, of_view in zip(views[:, part], coloured, draws[part].views(), strict=True):
-                    view.copy_(self._normalised(self._finished(begun, of_view)))
+                    pixels = images[part].float().div_(255)
+                    colored = (self._colored(pixels, of_view) for of_view in draws[part].views())
+                for view, begun, of_view in zip(views[:, part], colored, draws[part].views(), strict=True):
+                    view.copy_(self._normalized(self._finished(begun, of_view)))
         return views
 
-    def _crop(self, views: Tensor, pictures: Tensor, draws: Draws, mean: Sequence[float], std: Sequence[float]) -> None:
-        """Crop, colours and norm by what is compiled."""
-        box = crop_boxes(draws, *pictures.shape[2:], self.config.ratio)
-        crops.make(views, pictures, box, draws.flip, colouring(draws, pictures.device), (LUMA, mean, std))
+    def _crop(
+        self, views: Tensor, images: Tensor, draws: AugmentParams, mean: Sequence[float], std: Sequence[float]
+    ) -> None:
+        """Crop, colors and norm by what is compiled."""
+        box = crop_boxes(draws, *images.shape[2:], self.config.ratio)
+        crops.make(views, images, box, draws.flip, coloring(draws, images.device), (LUMA, mean, std))
 
     @in_single_precision
     @torch.no_grad()
-    def plain(self, pictures: Tensor) -> Tensor:
-        """The pictures as they are, (B, 3, size, size): resized where their size differs, and normalised."""
-        check_pictures(pictures)
-        with without_autocast(pictures.device):
-            pixels = pictures.float().div_(255)
+    def plain(self, images: Tensor) -> Tensor:
+        """The images as they are, (B, 3, size, size): resized where their size differs, and normalized."""
+        check_images(images)
+        with without_autocast(images.device):
+            pixels = images.float().div_(255)
             if pixels.shape[2:] != (self.size, self.size):
                 pixels = functional.interpolate(pixels, (self.size, self.size), mode="bilinear", antialias=True)
-            return self._normalised(pixels)
+            return self._normalized(pixels)
 
-    def _coloured(self, pixels: Tensor, draws: Draws) -> Tensor:
-        """One view of pictures with values from 0 to 1, in the same range: crop and colours."""
+    def _colored(self, pixels: Tensor, draws: AugmentParams) -> Tensor:
+        """One view of images with values from 0 to 1, in the same range: crop and colors."""
         box = crop_boxes(draws, *pixels.shape[2:], self.config.ratio)
-        return recoloured(cropped(pixels, box, draws.flip, self.size), draws)
+        return recolored(cropped(pixels, box, draws.flip, self.size), draws)
 
     @property
     def _has_more(self) -> bool:
-        """Whether anything comes after crop and colours."""
-        return self.config.blur > 0 or self.config.solarise > 0
+        """Whether anything comes after crop and colors."""
+        return self.config.blur > 0 or self.config.solarize > 0
 
-    def _finished(self, view: Tensor, draws: Draws) -> Tensor:
+    def _finished(self, view: Tensor, draws: AugmentParams) -> Tensor:
         """What comes after them."""
         config = self.config
         if config.blur > 0:
             view = blurred(view, draws.sigma, radius=min(math.ceil(3 * config.sigma[1]), self.size))
-        if config.solarise > 0:
-            view = solarised(view, draws.solarise)
+        if config.solarize > 0:
+            view = solarized(view, draws.solarize)
         return view
 
-    def _normalised(self, pixels: Tensor) -> Tensor:
+    def _normalized(self, pixels: Tensor) -> Tensor:
         """Zero mean and unit deviation over the data set, in place."""
         mean, std = constant((self.mean, self.std), pixels.device)
         return pixels.sub_(mean[:, None, None]).div_(std[:, None, None])
 
 
-def crop_boxes(draws: Draws, height: int, width: int, ratio: Sequence[float]) -> tuple[Tensor, ...]:
+def crop_boxes(draws: AugmentParams, height: int, width: int, ratio: Sequence[float]) -> tuple[Tensor, ...]:
     """Top, left, height and width of each crop, (B,) each, in whole pixels.
 
-    The first tried box that fits in the picture counts; where none fits, the largest central one of an allowed ratio.
+    The first tried box that fits in the image counts; where none fits, the largest central one of an allowed ratio.
     """
     area = draws.area * (height * width)
     tried_heights = (area / draws.ratio).sqrt().round()
@@ -241,9 +241,9 @@ def crop_boxes(draws: Draws, height: int, width: int, ratio: Sequence[float]) ->
     heights = torch.where(found, tried_heights.gather(-1, first).squeeze(-1), central_height)
     widths = torch.where(found, tried_widths.gather(-1, first).squeeze(-1), central_width)
 
-    def start(place: Tensor, room: Tensor, centre: int) -> Tensor:
+    def start(place: Tensor, room: Tensor, center: int) -> Tensor:
         # A number just below 1 may round up to one pixel more than there is room for, hence the minimum.
-        return torch.where(found, torch.minimum((place * (room + 1)).floor(), room), centre)
+        return torch.where(found, torch.minimum((place * (room + 1)).floor(), room), center)
 
     tops = start(draws.place[..., 0], height - heights, round((height - central_height) / 2))
     lefts = start(draws.place[..., 1], width - widths, round((width - central_width) / 2))
@@ -251,11 +251,11 @@ def crop_boxes(draws: Draws, height: int, width: int, ratio: Sequence[float]) ->
 
 
 def cropped(pixels: Tensor, box: tuple[Tensor, ...], flip: Tensor, size: int) -> Tensor:
-    """The boxes of the pictures (B, 3, H, W), resized and, where drawn, flipped: (B, 3, size, size)."""
+    """The boxes of the images (B, 3, H, W), resized and, where drawn, flipped: (B, 3, size, size)."""
     tops, lefts, heights, widths = box
     rows = resampling(tops, heights, pixels.shape[2], size)
     columns = resampling(lefts, widths, pixels.shape[3], size, flip)
-    # Channels and rows as one dimension: one product per picture rather than three.
+    # Channels and rows as one dimension: one product per image rather than three.
     narrowed = pixels.flatten(1, 2) @ columns.mT
     return rows.unsqueeze(1) @ narrowed.unflatten(1, pixels.shape[1:3])
 
@@ -269,48 +269,48 @@ def resampling(start: Tensor, extent: Tensor, length: int, size: int, mirrored: 
     place = (torch.arange(size, device=start.device) + 0.5) / size
     if mirrored is not None:
         place = torch.where(mirrored[:, None], 1 - place, place)
-    centres = start + extent * place
+    centers = start + extent * place
     pixels = torch.arange(length, device=start.device) + 0.5
     reach = (extent / size).clamp(min=1).unsqueeze(-1)
-    weights = (pixels - centres.unsqueeze(-1)).abs_().div_(reach).neg_().add_(1).clamp_(min=0)
+    weights = (pixels - centers.unsqueeze(-1)).abs_().div_(reach).neg_().add_(1).clamp_(min=0)
     inside = (pixels > start) & (pixels < start + extent)
     weights.mul_(inside.unsqueeze(1))
     return weights.div_(weights.sum(-1, keepdim=True))
 
 
-def recoloured(views: Tensor, draws: Draws) -> Tensor:
+def recolored(views: Tensor, draws: AugmentParams) -> Tensor:
     """Brightness, contrast, saturation, hue and grayscale of (B, 3, H, W), all at once, held within [0, 1].
 
-    All five are affine in colour, so a picture needs one 3x3 matrix and one grey offset. Values are cut off once, at
+    All five are affine in color, so an image needs one 3x3 matrix and one gray offset. Values are cut off once, at
     the end; with no cut in between, brightness, contrast and saturation give the same in any order, so no order is
-    drawn. Contrast pivots on the mean luma. Hue turns colours about the grey axis (the rotation of StyleGAN2-ADA):
+    drawn. Contrast pivots on the mean luma. Hue turns colors about the gray axis (the rotation of StyleGAN2-ADA):
     linear, not the shift in HSV.
     """
-    matrix, pivot = colouring(draws, views.device)
+    matrix, pivot = coloring(draws, views.device)
     pixels = views.flatten(2)
     mean_luma = pixels.mean(-1) @ constant(LUMA, views.device)
     return torch.baddbmm(_matrix(pivot * mean_luma), matrix, pixels).clamp_(0, 1).view_as(views)
 
 
-def colouring(draws: Draws, device: torch.device) -> tuple[Tensor, Tensor]:
+def coloring(draws: AugmentParams, device: torch.device) -> tuple[Tensor, Tensor]:
     """The matrix (..., 3, 3) of each view, and what its mean luma counts for in the offset, (...)."""
-    grey, twist, identity = constant((GREY, TWIST, IDENTITY), device)
+    gray, twist, identity = constant((GRAY, TWIST, IDENTITY), device)
     contrast, saturation = draws.contrast, draws.saturation
     angle = _matrix(draws.turn) * (2 * math.pi)
     turned = angle.cos() * identity + (1 - angle.cos()) / 3 + angle.sin() / math.sqrt(3) * twist
-    saturated = _matrix(saturation) * identity + _matrix(1 - saturation) * grey
+    saturated = _matrix(saturation) * identity + _matrix(1 - saturation) * gray
     matrix = _matrix(draws.brightness * contrast) * (turned @ saturated)
-    matrix = torch.where(_matrix(draws.grayscale), grey @ matrix, matrix)
+    matrix = torch.where(_matrix(draws.grayscale), gray @ matrix, matrix)
     return matrix, draws.brightness * (1 - contrast)
 
 
 def blurred(views: Tensor, sigma: Tensor, radius: int) -> Tensor:
     """A Gaussian blur of (B, 3, S, S), cut off at ``radius`` pixels; where sigma is 0 the view stays as it is.
 
-    Beyond an edge the picture is taken as mirrored, edge pixel included, which keeps the mean.
+    Beyond an edge the image is taken as mirrored, edge pixel included, which keeps the mean.
     """
     distance = torch.arange(-radius, radius + 1, device=views.device)
-    # Small enough for the neighbours' weight to vanish, large enough not to divide by zero.
+    # Small enough for the neighbors' weight to vanish, large enough not to divide by zero.
     taps = (distance / sigma.clamp(min=1e-3)[:, None]).square().mul(-0.5).exp()
     taps = taps / taps.sum(-1, keepdim=True)
     size = views.shape[-1]
@@ -329,22 +329,22 @@ def mirrored_shifts(radius: int, size: int, device: torch.device) -> Tensor:
     return functional.one_hot(source, size).float().to(device)
 
 
-def solarised(views: Tensor, drawn: Tensor) -> Tensor:
+def solarized(views: Tensor, drawn: Tensor) -> Tensor:
     """Values from the middle up inverted, in those of the views (B, 3, H, W) that drew it."""
     return torch.where(_matrix(drawn).unsqueeze(-1) & (views >= 0.5), 1 - views, views)
 
 
-def channel_statistics(pictures: Any, limit: int = 10_000) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and standard deviation of each channel, on a scale of 0 to 1, over at most ``limit`` evenly spaced pictures.
+def channel_statistics(images: Any, limit: int = 10_000) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and standard deviation of each channel, on a scale of 0 to 1, over at most ``limit`` evenly spaced images.
 
-    A deviation is at least one step of uint8, so that pictures all of one colour can be normalised too.
+    A deviation is at least one step of uint8, so that images all of one color can be normalized too.
     """
-    if len(pictures) == 0:
-        raise UserError("there is no picture to take the channel statistics of; give a source with at least one.")
-    indices = torch.linspace(0, len(pictures) - 1, min(len(pictures), limit), dtype=torch.float64).round().long()
+    if len(images) == 0:
+        raise UserError("there is no image to take the channel statistics of; give a source with at least one.")
+    indices = torch.linspace(0, len(images) - 1, min(len(images), limit), dtype=torch.float64).round().long()
     total, squares, count = torch.zeros(3, dtype=torch.float64), torch.zeros(3, dtype=torch.float64), 0
     for chunk in indices.split(100):
-        values = pictures.take(chunk).to("cpu", torch.float64).div_(255)
+        values = images.take(chunk).to("cpu", torch.float64).div_(255)
         total += values.sum((0, 2, 3))
         squares += values.square().sum((0, 2, 3))
         count += values[:, 0].numel()
@@ -353,11 +353,11 @@ def channel_statistics(pictures: Any, limit: int = 10_000) -> tuple[tuple[float,
     return tuple(mean.tolist()), tuple(std.tolist())
 
 
-def resolved(config: ViewsConfig, picture_size: int) -> ViewsConfig:
+def resolved(config: ViewsConfig, image_size: int) -> ViewsConfig:
     """The configuration with every None replaced by what the preset says, checked."""
     if config.preset not in (*PRESETS, "auto"):
         raise UserError(f"views.preset is {config.preset!r}; use small, large or auto.")
-    size = picture_size if config.size is None else config.size
+    size = image_size if config.size is None else config.size
     if not isinstance(size, int) or size < 1:
         raise UserError(f"views.size is {size!r}; it must be a whole number of pixels from 1 up.")
     preset = config.preset
@@ -366,7 +366,7 @@ def resolved(config: ViewsConfig, picture_size: int) -> ViewsConfig:
     unset = {name: value for name, value in PRESETS[preset].items() if getattr(config, name) is None}
     config = replace(config, preset=preset, size=size, **unset)
 
-    for name in ("flip", "jitter", "grayscale", "blur", "solarise"):
+    for name in ("flip", "jitter", "grayscale", "blur", "solarize"):
         check_number(config, name, 0, 1, "a probability from 0 to 1")
     for name in ("brightness", "contrast", "saturation"):
         check_number(config, name, 0, math.inf, "a number from 0 up")
@@ -392,11 +392,11 @@ def check_range(config: ViewsConfig, name: str, most: float, allowed: str) -> No
         raise UserError(f"views.{name} is {value!r}; it must be two numbers, {allowed}.")
 
 
-def check_pictures(pictures: Tensor) -> None:
-    """Refuse what is not a batch of uint8 colour pictures."""
-    if pictures.dtype != torch.uint8 or pictures.ndim != 4 or pictures.shape[1] != 3:
-        given = f"{str(pictures.dtype).removeprefix('torch.')} of shape {tuple(pictures.shape)}"
-        raise UserError(f"the pictures given are {given}; views are made of uint8 of shape (B, 3, H, W).")
+def check_images(images: Tensor) -> None:
+    """Refuse what is not a batch of uint8 color images."""
+    if images.dtype != torch.uint8 or images.ndim != 4 or images.shape[1] != 3:
+        given = f"{str(images.dtype).removeprefix('torch.')} of shape {tuple(images.shape)}"
+        raise UserError(f"the images given are {given}; views are made of uint8 of shape (B, 3, H, W).")
 
 
 def is_number(value: Any) -> bool:

@@ -16,7 +16,7 @@ Addresses and sizes come from Python; nothing here knows torch. Threads are thos
 
 #include "vectors.h"
 
-/* A pass of a batch norm over rows of channels, as psm.norms.Pass has it. */
+/* A pass of a batch norm over rows of channels, as psm.kernels.bn_relu.Pass has it. */
 
 enum { CHANNELS = 32, SUMS = 3 }; /* channels at a time; sums of a piece */
 
@@ -29,7 +29,7 @@ struct norm {
     double eps;
 };
 
-/* A convolution, as psm.tiles.Pass has it. */
+/* A convolution, as psm.kernels.winograd.Pass has it. */
 
 enum { OWN = 4, MOST = 9 }; /* places along a tile's side: of its result, and the most that it sees */
 
@@ -47,7 +47,7 @@ struct tiles {
     Py_ssize_t slots, together, block, gap; /* shares, maps and tiles at a time, floats between planes */
 };
 
-/* A search in a bank and a sum over one, as psm.products has them. */
+/* A search in a bank and a sum over one, as psm.kernels.similarity has them. */
 
 enum { TOGETHER = 96, QUERIES = 128 }; /* rows of a sum, and the most queries, at a time */
 
@@ -65,13 +65,13 @@ struct sum {
     Py_ssize_t count, inner, columns, group;
 };
 
-/* Views of pictures, as psm.crops.Pass has it. */
+/* Views of images, as psm.kernels.crop.Pass has it. */
 
 struct views {
-    const unsigned char *pictures;
+    const unsigned char *images;
     const float *boxes, *flip, *matrix, *pivot, *shades; /* of each view; shades: luma, mean and deviation */
     float *views;
-    Py_ssize_t count, all, height, width, size; /* pictures, views of all of them; sides */
+    Py_ssize_t count, all, height, width, size; /* images, views of all of them; sides */
     Py_ssize_t most;                            /* pixels that a place sees along a line */
     Py_ssize_t pixel, channel;                  /* floats from one to the next in a view */
 };
@@ -160,7 +160,7 @@ static const char *wrong_views(const struct views *views, int lanes)
     (void)lanes;
     const Py_ssize_t size = views->size, side = views->height > views->width ? views->height : views->width;
     if (views->count < 1 || size < 1 || views->height < 1 || views->width < 1 || views->most * size < 2 * side + 3 * size)
-        return "pictures, places and room for what they see are needed";
+        return "images, places and room for what they see are needed";
     if (views->pixel == 1 ? views->channel != size * size : views->pixel != 3 || views->channel != 1)
         return "channels come first or last";
     return NULL;
@@ -204,7 +204,7 @@ PASS(convolve, tiles, given->slots)
 PASS(convolve_back, tiles, given->slots)
 PASS(moments, norm, PIECES)
 PASS(settle, norm, given->columns / CHANNELS)
-PASS(normalise, norm, PIECES)
+PASS(normalize, norm, PIECES)
 PASS(sums_of_gradient, norm, PIECES)
 PASS(settle_gradient, norm, given->columns / CHANNELS)
 PASS(gradient_of_x, norm, PIECES)
@@ -216,7 +216,7 @@ PASS(sum, sum, (given->columns + given->group - 1) / given->group)
 
 static PyMethodDef functions[] = {
     ENTRY(convolve),  ENTRY(convolve_back),    ENTRY(moments),         ENTRY(settle),
-    ENTRY(normalise), ENTRY(sums_of_gradient), ENTRY(settle_gradient), ENTRY(gradient_of_x),
+    ENTRY(normalize), ENTRY(sums_of_gradient), ENTRY(settle_gradient), ENTRY(gradient_of_x),
     ENTRY(search),    ENTRY(sum),              ENTRY(views),
     {NULL, NULL, 0, NULL},
 };

@@ -31,7 +31,7 @@ TARGET static void NAME(moments)(const void *given, Py_ssize_t piece)
     }
 }
 
-/* Of some channels: mean and variance (of all, not unbiased) from the pieces' sums, and what normalises. */
+/* Of some channels: mean and variance (of all, not unbiased) from the pieces' sums, and what normalizes. */
 TARGET static void NAME(settle)(const void *given, Py_ssize_t part)
 {
     NORM
@@ -62,7 +62,7 @@ TARGET static void NAME(settle)(const void *given, Py_ssize_t part)
     }
 }
 
-TARGET static void NAME(normalise)(const void *given, Py_ssize_t piece)
+TARGET static void NAME(normalize)(const void *given, Py_ssize_t piece)
 {
     NORM
     PIECE {
@@ -90,7 +90,7 @@ TARGET static void NAME(normalise)(const void *given, Py_ssize_t piece)
     const vector y = norm->y ? LOAD(norm->y + at + v * LANES) : (vector)(x * scale[v] + offset[v]);        \
     const vector gradient = WHERE(~(y <= 0), LOAD(norm->gradient + at + v * LANES));
 
-/* Sums of that gradient, and of it times the differences of x, and of a normalised plus, to their means; the gradient
+/* Sums of that gradient, and of it times the differences of x, and of a normalized plus, to their means; the gradient
    itself where it is wanted. */
 TARGET static void NAME(sums_of_gradient)(const void *given, Py_ssize_t piece)
 {

@@ -1,18 +1,18 @@
-/* Views: crop, resize, flip and colours in one pass, a row of a view at a time. */
+/* Views: crop, resize, flip and colors in one pass, a row of a view at a time. */
 
 /* The pixels that one place of a view sees along a line, as augment.resampling has it: how many, the first, weights. */
 TARGET static Py_ssize_t NAME(sight)(float start, float extent, Py_ssize_t place, int mirrored, Py_ssize_t size,
                                      Py_ssize_t *first, float *weights)
 {
-    const float along = (place + 0.5f) / size, centre = start + extent * (mirrored ? 1 - along : along);
+    const float along = (place + 0.5f) / size, center = start + extent * (mirrored ? 1 - along : along);
     const float reach = extent > size ? extent / size : 1;
     const Py_ssize_t least = (Py_ssize_t)start, most = least + (Py_ssize_t)extent - 1;
-    const Py_ssize_t low = (Py_ssize_t)floorf(centre - reach - 0.5f) + 1;
-    const Py_ssize_t high = (Py_ssize_t)ceilf(centre + reach - 0.5f) - 1;
+    const Py_ssize_t low = (Py_ssize_t)floorf(center - reach - 0.5f) + 1;
+    const Py_ssize_t high = (Py_ssize_t)ceilf(center + reach - 0.5f) - 1;
     const Py_ssize_t from = low > least ? low : least, to = high < most ? high : most;
     float sum = 0;
     for (Py_ssize_t pixel = from; pixel <= to; pixel++) {
-        const float weight = 1 - fabsf(pixel + 0.5f - centre) / reach;
+        const float weight = 1 - fabsf(pixel + 0.5f - center) / reach;
         sum += weights[pixel - from] = weight > 0 ? weight : 0;
     }
     for (Py_ssize_t pixel = from; pixel <= to; pixel++)
@@ -21,7 +21,7 @@ TARGET static Py_ssize_t NAME(sight)(float start, float extent, Py_ssize_t place
     return to - from + 1;
 }
 
-/* Steps on the way from rows of a picture to one of a view, apart so that they become vectors. */
+/* Steps on the way from rows of an image to one of a view, apart so that they become vectors. */
 
 LINE NAME(resize)(const float *restrict from, const Py_ssize_t *restrict first, const float *restrict weights,
                   Py_ssize_t most, Py_ssize_t taps, Py_ssize_t size, float *restrict to)
@@ -34,7 +34,7 @@ LINE NAME(resize)(const float *restrict from, const Py_ssize_t *restrict first, 
     }
 }
 
-LINE NAME(colour)(const float *restrict shade, const float *restrict by, float offset, float mean, float deviation,
+LINE NAME(color)(const float *restrict shade, const float *restrict by, float offset, float mean, float deviation,
                   Py_ssize_t size, float *restrict to)
 {
     for (Py_ssize_t x = 0; x < size; x++) {
@@ -59,16 +59,16 @@ TARGET static void NAME(views)(const void *given, Py_ssize_t part)
     const float *const luma = views->shades, *const mean = views->shades + 3, *const deviation = views->shades + 6;
     float *const view = views->views + part * 3 * size * size;
     if (!(box[0] >= 0 && box[1] >= 0 && box[2] >= 1 && box[3] >= 1 && box[0] + box[2] <= views->height &&
-          box[1] + box[3] <= width)) { /* not a box of the picture */
+          box[1] + box[3] <= width)) { /* not a box of the image */
         for (Py_ssize_t place = 0; place < 3 * size * size; place++)
             view[place] = NAN;
         return;
     }
     const Py_ssize_t down = (Py_ssize_t)box[2], across = (Py_ssize_t)box[3];
     const unsigned char *const corner =
-        views->pictures + part % views->count * 3 * plane + (Py_ssize_t)box[0] * width + (Py_ssize_t)box[1];
+        views->images + part % views->count * 3 * plane + (Py_ssize_t)box[0] * width + (Py_ssize_t)box[1];
     Py_ssize_t first[size], taps = 1, row_first;
-    float weights[size * most], row_weights[most], seen[across + most], shade[3 * size], coloured[3 * size];
+    float weights[size * most], row_weights[most], seen[across + most], shade[3 * size], colored[3 * size];
     float offset = 0;
 
     memset(weights, 0, sizeof weights);
@@ -112,11 +112,11 @@ TARGET static void NAME(views)(const void *given, Py_ssize_t part)
         }
         float *const to = view + y * size * views->pixel;
         for (int channel = 0; channel < 3; channel++)
-            NAME(colour)(shade, matrix + 3 * channel, offset, mean[channel], deviation[channel], size,
-                         views->pixel == 1 ? to + channel * views->channel : coloured + channel * size);
+            NAME(color)(shade, matrix + 3 * channel, offset, mean[channel], deviation[channel], size,
+                         views->pixel == 1 ? to + channel * views->channel : colored + channel * size);
         if (views->pixel != 1)
             for (Py_ssize_t x = 0; x < size; x++)
                 for (int channel = 0; channel < 3; channel++)
-                    to[3 * x + channel] = coloured[channel * size + x];
+                    to[3 * x + channel] = colored[channel * size + x];
     }
 }

@@ -10,16 +10,16 @@ from torch import nn
 
 from psm.config import merge as settings
 from psm.config.schema import InspectConfig, PretrainConfig
-from psm.data import DataSet, load
+from psm.data import ImageDataset, load_dataset
 from psm.reporting.inspector.facts import Facts, choose, gather
 from psm.reporting.inspector.page import render
 from psm.training.checkpoint import read_checkpoint
 from psm.utils.errors import UserError
 from psm.utils.progress import counting
-from psm.utils.run_folder import Run, write_atomically
+from psm.utils.run_folder import RunFolder, write_atomically
 from psm.views.transform import channel_statistics
 
-CLOSE = 1e-4  # of channel means: other pictures differ by more, another machine's rounding by less
+CLOSE = 1e-4  # of channel means: other images differ by more, another machine's rounding by less
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Inspection:
 
 
 def inspect(
-    run: str | Path, data: str | Path | DataSet | None = None, encoder: nn.Module | None = None, **keys: Any
+    run: str | Path, data: str | Path | ImageDataset | None = None, encoder: nn.Module | None = None, **keys: Any
 ) -> Inspection:
     """Write a page that shows what a run mined; the keys are those of `psm inspect`, nested ones as dictionaries.
 
@@ -43,14 +43,14 @@ def inspect(
     given = {**keys, "run": str(run)}
     if isinstance(data, (str, Path)):
         given["data"] = str(data)
-    return run_inspection(given, data=data if isinstance(data, DataSet) else None, encoder=encoder)
+    return run_inspection(given, data=data if isinstance(data, ImageDataset) else None, encoder=encoder)
 
 
 def run_inspection(
-    *wishes: Mapping[str, Any], data: DataSet | None = None, encoder: nn.Module | None = None
+    *overrides: Mapping[str, Any], data: ImageDataset | None = None, encoder: nn.Module | None = None
 ) -> Inspection:
-    """Inspect as the merged wishes say; ``data`` stands in for what its key names."""
-    asked = settings.build(InspectConfig, *wishes)
+    """Inspect as the merged overrides say; ``data`` stands in for what its key names."""
+    asked = settings.build(InspectConfig, *overrides)
     _check(asked)
     run = _found(asked.run)
     page = _page(run, asked)
@@ -61,9 +61,9 @@ def run_inspection(
             f"run={run.folder} trained a network of its user's own, which cannot be rebuilt from it: call psm.inspect "
             "from Python with that network as encoder=."
         )
-    config = settings.build(InspectConfig, *wishes, base=InspectConfig(pictures=trained.pictures))
-    data = data or load(config.data or trained.data, config.pictures, config.progress)
-    _refuse_other_pictures(run, about, data, config.data or trained.data)
+    config = settings.build(InspectConfig, *overrides, base=InspectConfig(images=trained.images))
+    data = data or load_dataset(config.data or trained.data, config.images, config.progress)
+    _refuse_other_images(run, about, data, config.data or trained.data)
     queries = choose(data.train, config.queries, config.seed, "inspected queries")
     others = choose(data.train, config.others, config.seed, "inspected others")
     checkpoints = [*run.snapshots, run.checkpoint]
@@ -87,7 +87,7 @@ def run_inspection(
 def _remarks(facts: Facts, trained: PretrainConfig) -> list[str]:
     remarks = []
     if not facts.composition.mines:
-        remarks.append(f"{trained.method} mines no positives: the page shows the nearest pictures that it could mine.")
+        remarks.append(f"{trained.method} mines no positives: the page shows the nearest images that it could mine.")
     if len(facts.epochs) == 1:
         remarks.append(
             "one epoch to look at: train with save.snapshots=5 to keep a checkpoint every five, and see mining change."
@@ -95,10 +95,10 @@ def _remarks(facts: Facts, trained: PretrainConfig) -> list[str]:
     return remarks
 
 
-def _found(given: str) -> Run:
+def _found(given: str) -> RunFolder:
     if not given:
         raise UserError("run= is missing: give a run folder, for example psm inspect runs/a.")
-    run = Run(Path(given).expanduser())
+    run = RunFolder(Path(given).expanduser())
     if not run.folder.is_dir():
         kind = "is a file" if run.folder.exists() else "does not exist"
         raise UserError(f"run={given} {kind}: give the folder that psm pretrain wrote, its out=.")
@@ -108,7 +108,7 @@ def _found(given: str) -> Run:
     return run
 
 
-def _page(run: Run, config: InspectConfig) -> Path:
+def _page(run: RunFolder, config: InspectConfig) -> Path:
     """Where the page goes; refused before anything is computed if it cannot go there."""
     page = Path(config.out).expanduser() if config.out else run.inspection
     if page.is_dir():
@@ -121,17 +121,17 @@ def _page(run: Run, config: InspectConfig) -> Path:
     return page
 
 
-def _refuse_other_pictures(run: Run, about: dict[str, Any], data: DataSet, name: str) -> None:
-    """The bank names pictures by their place: their number and their statistics tell whether they are the run's."""
-    advice = "restore them, or say with data= and pictures.* where they are now."
-    if about["pictures"] != len(data.train):
+def _refuse_other_images(run: RunFolder, about: dict[str, Any], data: ImageDataset, name: str) -> None:
+    """The bank names images by their place: their number and their statistics tell whether they are the run's."""
+    advice = "restore them, or say with data= and images.* where they are now."
+    if about["images"] != len(data.train):
         raise UserError(
-            f"data={name} holds {len(data.train)} training pictures and the run in {run.folder} was trained on "
-            f"{about['pictures']}: {advice}"
+            f"data={name} holds {len(data.train)} training images and the run in {run.folder} was trained on "
+            f"{about['images']}: {advice}"
         )
-    now, then = channel_statistics(data.train)[0], about["loading"]["mean"]
+    now, then = channel_statistics(data.train)[0], about["encoder_info"]["mean"]
     if max(abs(a - b) for a, b in zip(now, then, strict=True)) > CLOSE:
-        raise UserError(f"data={name} does not hold the pictures that the run in {run.folder} was trained on: {advice}")
+        raise UserError(f"data={name} does not hold the images that the run in {run.folder} was trained on: {advice}")
 
 
 def _check(config: InspectConfig) -> None:

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from psm.data import Pictures
-from psm.evaluation.mining_analysis import Embedded, Mining, embed, mine, read_moment, same_class
+from psm.data import ImageStore
+from psm.evaluation.mining_analysis import Embedded, Mining, embed, load_snapshot, mine, same_class
 from psm.methods.registry import Composition
 from psm.utils.seeding import generator
 
@@ -31,7 +31,7 @@ class Scores(NamedTuple):
 
 
 class Epoch(NamedTuple):
-    """What was mined for Q queries with one checkpoint. Ids are indices of training pictures."""
+    """What was mined for Q queries with one checkpoint. Ids are indices of training images."""
 
     positives: Tensor  # (Q, k) ids, -1 where the bank held too few rows
     positive_similarity: Tensor  # (Q, k)
@@ -47,7 +47,7 @@ class Epoch(NamedTuple):
 
 @dataclass(frozen=True)
 class Facts:
-    """Everything the page shows but the pictures."""
+    """Everything the page shows but the images."""
 
     queries: Tensor  # (Q,) ids
     epochs: list[float]
@@ -56,11 +56,11 @@ class Facts:
     labels: Tensor | None
 
 
-def choose(pictures: Pictures, number: int, seed: int, purpose: str) -> Tensor:
-    """Ids of at most ``number`` pictures, sorted: drawn by the seed, evenly over classes where labels exist."""
-    shuffled = torch.randperm(len(pictures), generator=generator(seed, purpose))
-    if pictures.labels is not None:
-        labels = pictures.labels[shuffled]
+def choose(images: ImageStore, number: int, seed: int, purpose: str) -> Tensor:
+    """Ids of at most ``number`` images, sorted: drawn by the seed, evenly over classes where labels exist."""
+    shuffled = torch.randperm(len(images), generator=generator(seed, purpose))
+    if images.labels is not None:
+        labels = images.labels[shuffled]
         order = labels.argsort(stable=True)
         sizes = labels.bincount()
         turn = torch.arange(len(labels)) - (sizes.cumsum(0) - sizes).repeat_interleave(sizes)
@@ -70,7 +70,7 @@ def choose(pictures: Pictures, number: int, seed: int, purpose: str) -> Tensor:
 
 def gather(
     checkpoints: list[Path],
-    pictures: Pictures,
+    images: ImageStore,
     queries: Tensor,
     others: Tensor,
     shown: int,
@@ -80,19 +80,19 @@ def gather(
     """Mine for the queries with each checkpoint, earliest first; those of the same moment count once."""
     kept: dict[float, Epoch] = {}
     for checkpoint in checkpoints:
-        moment = read_moment(checkpoint, encoder)
+        moment = load_snapshot(checkpoint, encoder)
         composition = moment.composition
         if moment.epoch in kept:
             advance(len(queries) + len(others))
             continue
-        of, rest = embed(moment, pictures, queries, advance), embed(moment, pictures, others, advance)
+        of, rest = embed(moment, images, queries, advance), embed(moment, images, others, advance)
         parts = []
         for start in range(0, len(queries), CHUNK):
             few = Embedded(*(x[start : start + CHUNK] for x in of))
-            parts.append(summary(mine(moment, few, rest), pictures.labels, shown))
+            parts.append(summary(mine(moment, few, rest), images.labels, shown))
         kept[moment.epoch] = _joined(parts)
     epochs = sorted(kept)
-    return Facts(queries, epochs, [kept[epoch] for epoch in epochs], composition, pictures.labels)
+    return Facts(queries, epochs, [kept[epoch] for epoch in epochs], composition, images.labels)
 
 
 @torch.inference_mode()
@@ -150,7 +150,7 @@ def shown_negatives(mining: Mining, number: int) -> Tensor:
     """Places (Q, number) among the candidates, most similar first: the hardest, then as many evenly over the rest.
 
     -1 stands where there are fewer. The same bank row may be a negative several times over, mined by several other
-    pictures: it is shown once.
+    images: it is shown once.
     """
     if not mining.allowed.shape[1]:
         return torch.zeros(len(mining.queries), 0, dtype=torch.long)

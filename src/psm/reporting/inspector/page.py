@@ -1,4 +1,4 @@
-"""Facts and pictures as one file that a browser opens without any other."""
+"""Facts and images as one file that a browser opens without any other."""
 
 import base64
 import json
@@ -10,7 +10,7 @@ from markupsafe import Markup
 from torch import Tensor
 
 from psm.config.schema import PretrainConfig
-from psm.data import DataSet
+from psm.data import ImageDataset
 from psm.evaluation.mining_analysis import source_of
 from psm.methods.registry import METHODS
 from psm.reporting.inspector.facts import BINS, Facts, Scores, means, worst_negatives, worst_positives
@@ -23,14 +23,14 @@ SCALE = 10_000  # similarities, weights and shares are stored as whole numbers o
 NOTHING = -32_768  # a share where there is nothing to say
 
 
-def render(facts: Facts, data: DataSet, config: PretrainConfig, folder: str) -> str:
+def render(facts: Facts, data: ImageDataset, config: PretrainConfig, folder: str) -> str:
     """The page. What users named stands in its data alone and reaches the document as text, never as markup."""
     environment = template_environment()
 
     def part(name: str) -> Markup:
         return Markup(environment.loader.get_source(environment, name)[0])
 
-    shown = shown_pictures(facts)
+    shown = shown_images(facts)
     content = described(facts, shown, data, config, folder)
     frame = environment.get_template("inspect.html")
     parts = {"style": part("inspect.css"), "script": part("inspect.js")}
@@ -51,19 +51,19 @@ def embedded(content: dict[str, Any]) -> Markup:
     return Markup(json.dumps(content, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c"))
 
 
-def shown_pictures(facts: Facts) -> Tensor:
-    """Ids of all pictures on the page, sorted; their places here are what the page calls them by."""
+def shown_images(facts: Facts) -> Tensor:
+    """Ids of all images on the page, sorted; their places here are what the page calls them by."""
     ids = [facts.queries, *(x.flatten() for epoch in facts.moments for x in (epoch.positives, epoch.negatives))]
     ids = torch.cat(ids).unique()
     return ids[ids >= 0]
 
 
-def described(facts: Facts, shown: Tensor, data: DataSet, config: PretrainConfig, folder: str) -> dict[str, Any]:
-    """Everything the page needs but its pictures. Arrays run over epochs, then queries."""
-    labelled = facts.labels is not None
+def described(facts: Facts, shown: Tensor, data: ImageDataset, config: PretrainConfig, folder: str) -> dict[str, Any]:
+    """Everything the page needs but its images. Arrays run over epochs, then queries."""
+    labeled = facts.labels is not None
 
     def places(ids: Tensor) -> Tensor:
-        """From ids to places among the pictures shown; -1 stays."""
+        """From ids to places among the images shown; -1 stays."""
         return torch.where(ids >= 0, torch.searchsorted(shown, ids.clamp(min=0).contiguous()), -1)
 
     def stacked(name: str) -> Tensor:
@@ -79,9 +79,9 @@ def described(facts: Facts, shown: Tensor, data: DataSet, config: PretrainConfig
     return {
         "about": about(facts, config, folder),
         "epochs": [round(epoch, 2) for epoch in facts.epochs],
-        "classes": list(data.classes) if labelled else [],
-        "pictures": packed(shown, "int32"),
-        "labels": packed(facts.labels[shown], "int32") if labelled else None,
+        "classes": list(data.classes) if labeled else [],
+        "images": packed(shown, "int32"),
+        "labels": packed(facts.labels[shown], "int32") if labeled else None,
         "queries": packed(places(facts.queries), "int32"),
         "positives": packed(places(stacked("positives")), "int32"),
         "positive_similarity": packed(scaled(stacked("positive_similarity")), "int16"),
@@ -91,7 +91,7 @@ def described(facts: Facts, shown: Tensor, data: DataSet, config: PretrainConfig
         "negative_similarity": packed(scaled(stacked("negative_similarity")), "int16"),
         "count": packed(stacked("count"), "int32"),
         "spread": packed(heights("spread"), "uint8"),
-        "spread_false": packed(heights("spread_false"), "uint8") if labelled else None,
+        "spread_false": packed(heights("spread_false"), "uint8") if labeled else None,
         "scores": {name: packed(scaled(torch.stack(x)), "int16") for name, x in by_name.items()},
         "means": [means(s) for s in scored],
         "worst": {
@@ -111,7 +111,7 @@ def about(facts: Facts, config: PretrainConfig, folder: str) -> dict[str, Any]:
         "data": config.data,
         "encoder": config.encoder,
         "epochs": config.epochs,
-        "labelled": facts.labels is not None,
+        "labeled": facts.labels is not None,
         "mines": composition.mines,
         "rule": composition.positives.rule,
         "weighting": composition.positives.weighting,

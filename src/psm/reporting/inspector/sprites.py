@@ -1,4 +1,4 @@
-"""Many small pictures as a few large ones: sheets of tiles that a browser decodes once each."""
+"""Many small images as a few large ones: sheets of tiles that a browser decodes once each."""
 
 import base64
 import io
@@ -10,7 +10,7 @@ from PIL import Image
 from torch import Tensor
 from torch.nn.functional import interpolate
 
-from psm.data import Pictures
+from psm.data import ImageStore
 
 COLUMNS = 32
 ROWS = 32
@@ -20,10 +20,10 @@ QUALITY = 85
 
 
 class Sprites(NamedTuple):
-    """Sheets as JPEG data URLs. Picture i is on sheet i // (columns * rows), tiles row by row."""
+    """Sheets as JPEG data URLs. Image i is on sheet i // (columns * rows), tiles row by row."""
 
     sheets: list[str]
-    side: int  # of a picture in pixels
+    side: int  # of an image in pixels
     pitch: int  # of a tile: the side, filled up to whole blocks
     columns: int = COLUMNS
     rows: int = ROWS
@@ -33,29 +33,29 @@ class Sprites(NamedTuple):
         return sum(map(len, self.sheets))
 
 
-def pack(pictures: Pictures, ids: Tensor, room: int) -> Sprites:
-    """The pictures at ``ids`` on sheets of at most ``room`` characters in all, in less detail where need be.
+def pack(images: ImageStore, ids: Tensor, room: int) -> Sprites:
+    """The images at ``ids`` on sheets of at most ``room`` characters in all, in less detail where need be.
 
-    Small pictures keep their size. The smallest tiles are given even where they do not fit: the caller judges.
+    Small images keep their size. The smallest tiles are given even where they do not fit: the caller judges.
     """
-    size = pictures.shape[-1]
+    size = images.shape[-1]
     sides = [size, *(side for side in SIDES if side < size)] if size <= SIDES[0] else list(SIDES)
     for side in sides:
-        sprites = _packed(pictures, ids, side)
+        sprites = _packed(images, ids, side)
         if sprites.characters <= room:
             break
     return sprites
 
 
-def _packed(pictures: Pictures, ids: Tensor, side: int) -> Sprites:
+def _packed(images: ImageStore, ids: Tensor, side: int) -> Sprites:
     pitch = -(-side // BLOCK) * BLOCK
-    return Sprites([_sheet(pictures, some, side, pitch) for some in ids.split(COLUMNS * ROWS)], side, pitch)
+    return Sprites([_sheet(images, some, side, pitch) for some in ids.split(COLUMNS * ROWS)], side, pitch)
 
 
-def _sheet(pictures: Pictures, ids: Tensor, side: int, pitch: int) -> str:
+def _sheet(images: ImageStore, ids: Tensor, side: int, pitch: int) -> str:
     sheet = np.full((ROWS * pitch, COLUMNS * pitch, 3), 255, dtype=np.uint8)
     for start in range(0, len(ids), COLUMNS):
-        row = _resized(pictures.take(ids[start : start + COLUMNS]), side).permute(0, 2, 3, 1).numpy()
+        row = _resized(images.take(ids[start : start + COLUMNS]), side).permute(0, 2, 3, 1).numpy()
         top = start // COLUMNS * pitch
         for column, tile in enumerate(row):
             sheet[top : top + side, column * pitch : column * pitch + side] = tile

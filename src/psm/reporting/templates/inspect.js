@@ -18,15 +18,15 @@ const about = data.about;
 const NOTHING = -32768;
 const queryCount = data.queries.values.length;
 const epochCount = data.epochs.length;
-const BLUE = "#0072B2", ORANGE = "#D55E00", GREEN = "#009E73", GREY = "#777777";
+const BLUE = "#0072B2", ORANGE = "#D55E00", GREEN = "#009E73", GRAY = "#777777";
 
 const number = value => (value === NOTHING ? null : value / about.scale);
 const score = (name, epoch, query) => number(data.scores[name].values[epoch * queryCount + query]);
 const reference = (epoch, query) => number(data.reference.values[epoch * queryCount + query]);
 const keep = (similarity, positive) => (about.pnsm ? Math.exp(-about.a * (similarity - positive) ** 2) : 1);
-const label = place => (about.labelled ? data.labels.values[place] : null);
-const className = place => (about.labelled ? data.classes[label(place)] : "");
-const picture = place => data.pictures.values[place];
+const label = place => (about.labeled ? data.labels.values[place] : null);
+const className = place => (about.labeled ? data.classes[label(place)] : "");
+const image = place => data.images.values[place];
 const percent = share => (share === null ? "–" : `${(100 * share).toFixed(share && share < 0.0995 ? 1 : 0)} %`);
 const digits = (value, places = 2) => (value === null ? "–" : value.toFixed(places).replace(/^-(?=0\.?0*$)/, "").replace("-", "−"));
 // What the negatives compete with: NNCLR's softmax runs over queries for each positive, all others' over keys.
@@ -57,7 +57,7 @@ function negativesOf(epoch, query) {
 
 /** true, false, or null without labels: a positive should be of the query's class, a negative of another. */
 function verdict(query, place, positive) {
-  return about.labelled ? (label(place) === label(data.queries.values[query])) === positive : null;
+  return about.labeled ? (label(place) === label(data.queries.values[query])) === positive : null;
 }
 
 // ---- small helpers for the document ----------------------------------------------------------------------------
@@ -86,7 +86,7 @@ const sheets = data.sprites.sheets.map(url =>
 
 function thumbnail(place, size) {
   const { side, pitch, columns, rows } = data.sprites;
-  const made = element("div", { class: size >= 2 * side ? "picture pixels" : "picture" });
+  const made = element("div", { class: size >= 2 * side ? "image pixels" : "image" });
   const tile = place % (columns * rows), step = (pitch * size) / side;
   const style = made.style;
   style.width = style.height = `${size}px`;
@@ -102,16 +102,16 @@ function mark(x, y, judged, radius = 5) {
     const r = radius + 1.5;
     return svg("path", { d: `M${x} ${y - r}L${x + r} ${y}L${x} ${y + r}L${x - r} ${y}Z`, fill: ORANGE, stroke: "#fff" });
   }
-  return svg("circle", { cx: x, cy: y, r: radius, fill: "#fff", "fill-opacity": 0.7, stroke: judged ? BLUE : GREY, "stroke-width": 2 });
+  return svg("circle", { cx: x, cy: y, r: radius, fill: "#fff", "fill-opacity": 0.7, stroke: judged ? BLUE : GRAY, "stroke-width": 2 });
 }
 
 // ---- state -----------------------------------------------------------------------------------------------------
 
 const SORTS = {
-  positives: about.labelled ? "worst positives" : "least similar positives",
-  ...(data.negatives.shape[2] ? { negatives: about.labelled ? "most false negatives" : `most negatives nearer than the ${pivot}` } : {}),
-  picture: "picture number",
-  ...(about.labelled ? { class: "class" } : {}),
+  positives: about.labeled ? "worst positives" : "least similar positives",
+  ...(data.negatives.shape[2] ? { negatives: about.labeled ? "most false negatives" : `most negatives nearer than the ${pivot}` } : {}),
+  image: "image number",
+  ...(about.labeled ? { class: "class" } : {}),
 };
 const queryOf = new Map(Array.from(data.queries.values, (place, query) => [place, query]));
 const state = { query: 0, epoch: epochCount - 1, sort: "positives", class: -1, walked: -1 };
@@ -142,18 +142,18 @@ function step(by) {
 
 /** The state stands in the address, so that a link shows the same query. */
 function remember() {
-  const parts = [`query=${picture(data.queries.values[state.query])}`, `epoch=${data.epochs[state.epoch]}`, `sort=${state.sort}`];
+  const parts = [`query=${image(data.queries.values[state.query])}`, `epoch=${data.epochs[state.epoch]}`, `sort=${state.sort}`];
   if (state.class >= 0) parts.push(`class=${state.class}`);
   try { history.replaceState(null, "", `#${parts.join("&")}`); } catch { /* some viewers allow no addresses */ }
 }
 
 function recalled() {
   const wish = new URLSearchParams(location.hash.slice(1)), change = {};
-  const query = Array.from(data.queries.values).findIndex(place => String(picture(place)) === wish.get("query"));
+  const query = Array.from(data.queries.values).findIndex(place => String(image(place)) === wish.get("query"));
   const epoch = data.epochs.findIndex(value => String(value) === wish.get("epoch"));
   if (epoch >= 0) change.epoch = epoch;
   if (Object.hasOwn(SORTS, wish.get("sort") ?? "")) change.sort = wish.get("sort");
-  if (about.labelled && wish.has("class") && data.classes[wish.get("class")] !== undefined) change.class = Number(wish.get("class"));
+  if (about.labeled && wish.has("class") && data.classes[wish.get("class")] !== undefined) change.class = Number(wish.get("class"));
   if (query >= 0) change.query = query;
   else if (wish.get("query") === null) {
     Object.assign(state, change);
@@ -171,11 +171,11 @@ const columns = () => Math.max(1, Math.floor(grid.clientWidth / CELL.width));
 
 function caption(query) {
   const { epoch, sort } = state;
-  if (sort === "picture") return String(picture(data.queries.values[query]));
+  if (sort === "image") return String(image(data.queries.values[query]));
   if (sort === "class") return className(data.queries.values[query]);
-  if (sort === "negatives") return percent(score(about.labelled ? "false_negatives_kept" : "nearer", epoch, query));
+  if (sort === "negatives") return percent(score(about.labeled ? "false_negatives_kept" : "nearer", epoch, query));
   const purity = score("purity", epoch, query);
-  if (about.labelled) return purity === null ? "none" : `${Math.round(purity * about.k)}/${about.k}`;
+  if (about.labeled) return purity === null ? "none" : `${Math.round(purity * about.k)}/${about.k}`;
   return digits(score("similarity", epoch, query));
 }
 
@@ -190,9 +190,9 @@ function drawPicker() {
   byId("sort").value = state.sort;
   byId("class").value = String(state.class);
   const captions = {
-    positives: about.labelled ? `true of ${about.k} ${about.mines ? "positives" : "neighbours"}` : "mean similarity",
-    negatives: about.labelled ? "false negatives, as kept" : `negatives nearer than the ${pivot}`,
-    picture: "picture number", class: "class",
+    positives: about.labeled ? `true of ${about.k} ${about.mines ? "positives" : "neighbors"}` : "mean similarity",
+    negatives: about.labeled ? "false negatives, as kept" : `negatives nearer than the ${pivot}`,
+    image: "image number", class: "class",
   };
   byId("shown").textContent = `${order.length.toLocaleString("en")} ${order.length === 1 ? "query" : "queries"}; below each: ${captions[state.sort]}`;
   drawCells();
@@ -207,7 +207,7 @@ function drawCells() {
     const query = order[i], place = data.queries.values[query];
     const cell = element("div", {
       class: "cell", role: "option", id: `query-${query}`, "aria-selected": String(query === state.query),
-      "aria-label": `picture ${picture(place)} ${className(place)}`, "aria-posinset": i + 1, "aria-setsize": order.length,
+      "aria-label": `image ${image(place)} ${className(place)}`, "aria-posinset": i + 1, "aria-setsize": order.length,
     }, thumbnail(place, 48), caption(query));
     cell.style.left = `${(i % across) * CELL.width}px`;
     cell.style.top = `${Math.floor(i / across) * CELL.height}px`;
@@ -225,10 +225,10 @@ function figure(sample, says) {
   const made = element("figure", { class: verdict === null ? "" : String(verdict) },
     element("div", { class: "frame" }, thumbnail(place, 64)), ...says);
   const itself = place === data.queries.values[state.query];
-  const name = itself ? "itself" : className(place) || `picture ${picture(place)}`;
+  const name = itself ? "itself" : className(place) || `image ${image(place)}`;
   made.append(element("span", { class: "verdict" }, verdict === null ? name : `${verdict ? "✓" : "✗"} ${name}`));
-  made.title = `picture ${picture(place)}${about.labelled ? `, ${className(place)}` : ""}`;
-  if (itself) made.title += ": the query's own picture, as another's positive or a stale bank row";
+  made.title = `image ${image(place)}${about.labeled ? `, ${className(place)}` : ""}`;
+  if (itself) made.title += ": the query's own image, as another's positive or a stale bank row";
   else if (queryOf.has(place)) {
     made.classList.add("link");
     made.title += ": also a query, click to see it";
@@ -245,8 +245,8 @@ function bar(share) {
 
 function drawQuery() {
   const { query, epoch } = state, place = data.queries.values[query], at = order.indexOf(query);
-  byId("query-picture").replaceChildren(thumbnail(place, window.innerWidth < 600 ? 80 : 112));
-  byId("query-title").textContent = `Picture ${picture(place)}${about.labelled ? `: ${className(place)}` : ""}`;
+  byId("query-image").replaceChildren(thumbnail(place, window.innerWidth < 600 ? 80 : 112));
+  byId("query-title").textContent = `Image ${image(place)}${about.labeled ? `: ${className(place)}` : ""}`;
   byId("query-says").textContent = summary(query, epoch);
   byId("previous").disabled = at <= 0;
   byId("next").disabled = at >= order.length - 1;
@@ -261,7 +261,7 @@ function drawQuery() {
 function summary(query, epoch) {
   const says = [];
   const purity = score("purity", epoch, query), weighted = score("purity_weighted", epoch, query);
-  const what = about.mines ? "mined positives" : "nearest pictures";
+  const what = about.mines ? "mined positives" : "nearest images";
   if (purity !== null) {
     says.push(`${Math.round(purity * about.k)} of ${about.k} ${what} true${weighted === null ? "" : ` (${percent(weighted)} of their weight)`}`);
   } else if (score("similarity", epoch, query) !== null) {
@@ -357,7 +357,7 @@ function drawNegatives() {
     return made;
   });
   byId("strip").replaceChildren(...figures);
-  byId("negative-says").textContent = found.length ? "Point at a picture, or press j and k, to see where it lies on the curve." : "It had no negatives yet.";
+  byId("negative-says").textContent = found.length ? "Point at an image, or press j and k, to see where it lies on the curve." : "It had no negatives yet.";
 }
 
 /** How all negatives spread, those of the query's class hatched. */
@@ -374,9 +374,9 @@ function spreadBars(x, floor, tall) {
   return bars;
 }
 
-/** As many negatives as there is room for, each picture below its place on the axis, the hardest first. */
+/** As many negatives as there is room for, each image below its place on the axis, the hardest first. */
 function drawAxis(found, x, width) {
-  const size = 26, rows = [[], []], pictures = [];
+  const size = 26, rows = [[], []], images = [];
   for (const sample of found) {
     const left = Math.max(0, Math.min(width - size, x(sample.similarity) - size / 2));
     const row = rows.findIndex(taken => taken.every(other => Math.abs(other - left) >= size + 3));
@@ -386,15 +386,15 @@ function drawAxis(found, x, width) {
     made.style.left = `${left}px`;
     made.style.top = `${row * (size + 5) + 2}px`;
     if (sample.verdict === false) made.classList.add("false");
-    pictures.push(made);
+    images.push(made);
   }
-  byId("axis").replaceChildren(...pictures);
+  byId("axis").replaceChildren(...images);
 }
 
 function sentence(sample, i, count) {
-  const parts = [`negative ${i + 1} of the ${count} shown: picture ${picture(sample.place)}`];
-  if (sample.place === data.queries.values[state.query]) parts.push("the query itself, as another picture's positive or a stale bank row");
-  else if (about.labelled) parts.push(className(sample.place));
+  const parts = [`negative ${i + 1} of the ${count} shown: image ${image(sample.place)}`];
+  if (sample.place === data.queries.values[state.query]) parts.push("the query itself, as another image's positive or a stale bank row");
+  else if (about.labeled) parts.push(className(sample.place));
   parts.push(`similarity ${digits(sample.similarity)}`);
   if (about.pnsm) parts.push(`kept with probability ${digits(sample.keep)}`);
   if (sample.verdict !== null) parts.push(sample.verdict ? "✓ another class" : "✗ the query's own class");
@@ -426,24 +426,24 @@ function walk(to, scroll) {
 // ---- over training -----------------------------------------------------------------------------------------------
 
 const TRENDS = [
-  { title: about.mines ? "How pure are the mined positives?" : "How pure are the nearest pictures?", needs: "purity", whole: true, share: true,
-    lines: [["purity", "true, of all queries", BLUE], ["purity_weighted", "counted by weight", GREEN], ["any", "queries with at least one true", GREY]] },
+  { title: about.mines ? "How pure are the mined positives?" : "How pure are the nearest images?", needs: "purity", whole: true, share: true,
+    lines: [["purity", "true, of all queries", BLUE], ["purity_weighted", "counted by weight", GREEN], ["any", "queries with at least one true", GRAY]] },
   { title: about.pnsm ? "How many negatives are false, and does PNSM keep them?" : "How many negatives are false?", needs: "false_negatives", share: true,
     lines: [["false_negatives", "false, of all negatives", BLUE], ...(about.pnsm ? [["false_negatives_kept", "false, as PNSM keeps them", ORANGE]] : [])] },
-  { title: about.mines ? "How similar are the mined positives?" : "How similar are the nearest pictures?", needs: "similarity", whole: true, lines: [["similarity", "mean of all queries", BLUE]] },
+  { title: about.mines ? "How similar are the mined positives?" : "How similar are the nearest images?", needs: "similarity", whole: true, lines: [["similarity", "mean of all queries", BLUE]] },
   { title: "What share of the negatives does PNSM keep?", needs: "kept", only: about.pnsm, whole: true, share: true, lines: [["kept", "mean of all queries", BLUE]] },
-  { title: `How many negatives are nearer than the ${pivot}?`, needs: "nearer", only: !about.labelled, share: true, lines: [["nearer", "mean of all queries", BLUE]] },
+  { title: `How many negatives are nearer than the ${pivot}?`, needs: "nearer", only: !about.labeled, share: true, lines: [["nearer", "mean of all queries", BLUE]] },
 ];
 const STYLES = [["", "circle"], ["7 3", "square"], ["2 3", "triangle"], ["", "diamond"]];
 
-function point(shape, x, y, colour) {
+function point(shape, x, y, color) {
   const r = 4;
   const paths = {
     square: `M${x - r} ${y - r}h${2 * r}v${2 * r}h${-2 * r}Z`,
     triangle: `M${x} ${y - r - 1}L${x + r + 1} ${y + r}L${x - r - 1} ${y + r}Z`,
     diamond: `M${x} ${y - r - 2}L${x + r + 2} ${y}L${x} ${y + r + 2}L${x - r - 2} ${y}Z`,
   };
-  return shape === "circle" ? svg("circle", { cx: x, cy: y, r, fill: colour }) : svg("path", { d: paths[shape], fill: colour });
+  return shape === "circle" ? svg("circle", { cx: x, cy: y, r, fill: color }) : svg("path", { d: paths[shape], fill: color });
 }
 
 function drawTrends() {
@@ -453,10 +453,10 @@ function drawTrends() {
 
 function chart(trend) {
   const lines = trend.lines
-    .map(([name, says, colour], i) => ({ says, colour, style: STYLES[i], values: data.means.map(mean => mean[name]) }))
+    .map(([name, says, color], i) => ({ says, color, style: STYLES[i], values: data.means.map(mean => mean[name]) }))
     .filter(line => line.values.some(value => value !== null));
   const own = data.epochs.map((_, epoch) => score(trend.needs === "false_negatives" && about.pnsm ? "false_negatives_kept" : trend.needs, epoch, state.query));
-  lines.push({ says: `this query${trend.needs === "false_negatives" && about.pnsm ? ", as kept" : ""}`, colour: "#1a1a1a", style: STYLES[3], values: own, thin: true });
+  lines.push({ says: `this query${trend.needs === "false_negatives" && about.pnsm ? ", as kept" : ""}`, color: "#1a1a1a", style: STYLES[3], values: own, thin: true });
   const all = lines.flatMap(line => line.values).filter(value => value !== null);
   const top = trend.whole ? 1 : Math.max(0.05, Math.ceil(Math.max(...all) * 11) / 10), bottom = Math.min(0, Math.floor(Math.min(...all) * 2) / 2);
   const width = 420, height = 190, left = 44, right = 14, floor = height - 28;
@@ -476,16 +476,16 @@ function chart(trend) {
     plot.append(svg("text", { x: x(epoch), y: floor + 17, "text-anchor": "middle" }, String(value)));
   });
   plot.append(svg("line", { x1: x(state.epoch), x2: x(state.epoch), y1: 6, y2: floor, stroke: "#1a1a1a", "stroke-dasharray": "1 3" }));
-  for (const { values, colour, style: [dash, shape], thin } of lines) {
+  for (const { values, color, style: [dash, shape], thin } of lines) {
     const known = values.map((value, epoch) => [epoch, value]).filter(pair => pair[1] !== null);
     if (known.length > 1) {
-      plot.append(svg("path", { d: known.map(([epoch, value], i) => `${i ? "L" : "M"}${x(epoch)} ${y(value)}`).join(""), fill: "none", stroke: colour,
+      plot.append(svg("path", { d: known.map(([epoch, value], i) => `${i ? "L" : "M"}${x(epoch)} ${y(value)}`).join(""), fill: "none", stroke: color,
         "stroke-width": thin ? 1 : 2, ...(dash ? { "stroke-dasharray": dash } : {}) }));
     }
-    if (epochCount <= 40) plot.append(...known.map(([epoch, value]) => point(shape, x(epoch), y(value), colour)));
+    if (epochCount <= 40) plot.append(...known.map(([epoch, value]) => point(shape, x(epoch), y(value), color)));
   }
-  const legend = lines.map(({ says, colour, style: [dash, shape], values }) => element("span", {},
-    svg("svg", { width: 26, height: 14 }, svg("line", { x1: 0, x2: 26, y1: 7, y2: 7, stroke: colour, "stroke-width": 2, ...(dash ? { "stroke-dasharray": dash } : {}) }), point(shape, 13, 7, colour)),
+  const legend = lines.map(({ says, color, style: [dash, shape], values }) => element("span", {},
+    svg("svg", { width: 26, height: 14 }, svg("line", { x1: 0, x2: 26, y1: 7, y2: 7, stroke: color, "stroke-width": 2, ...(dash ? { "stroke-dasharray": dash } : {}) }), point(shape, 13, 7, color)),
     `${says}: ${(trend.share ? percent : digits)(values[state.epoch])}`));
   return element("div", {}, element("h3", {}, trend.title), plot, element("p", { class: "legend" }, ...legend));
 }
@@ -496,8 +496,8 @@ function introduce() {
   document.title = `What was mined: ${about.method} on ${about.data}`;
   byId("title").textContent = document.title;
   byId("about").textContent = `${about.title}. Encoder ${about.encoder}, ${about.epochs} epoch${about.epochs === 1 ? "" : "s"}; run ${about.run}. `
-    + (about.labelled ? "Labels were not used to learn; here they tell what was right." : "These pictures have no labels, so nothing here says what was right.");
-  const of = about.bank ? "bank rows" : "of the other pictures looked at, those";
+    + (about.labeled ? "Labels were not used to learn; here they tell what was right." : "These images have no labels, so nothing here says what was right.");
+  const of = about.bank ? "bank rows" : "of the other images looked at, those";
   if (about.mines) {
     byId("positives-title").textContent = "Which positives were mined for it?";
     byId("positives-note").textContent = about.rule === "nearest"
@@ -507,7 +507,7 @@ function introduce() {
     byId("positives-title").textContent = "What could be mined for it?";
     byId("positives-note").textContent = `${about.method} mines no positives. Not used by this method, but there to be mined: the ${about.k} ${of} most similar to its key. s: similarity to the query.`;
   }
-  if (about.labelled) byId("positives-note").textContent += " ✓ solid blue: of the query's class; ✗ double orange: false, of another.";
+  if (about.labeled) byId("positives-note").textContent += " ✓ solid blue: of the query's class; ✗ double orange: false, of another.";
   describeNegatives();
   if (epochCount === 1) {
     byId("few-epochs").hidden = false;
@@ -518,8 +518,8 @@ function introduce() {
   byId("epoch").max = epochCount - 1;
   byId("epoch").disabled = epochCount === 1;
   byId("sort").append(...Object.entries(SORTS).map(([value, says]) => element("option", { value }, says)));
-  byId("class-label").hidden = !about.labelled;
-  byId("class").hidden = !about.labelled;
+  byId("class-label").hidden = !about.labeled;
+  byId("class").hidden = !about.labeled;
   byId("class").append(element("option", { value: "-1" }, "all"), ...data.classes.map((name, i) => element("option", { value: i }, name)));
 }
 
@@ -531,22 +531,22 @@ function describeNegatives() {
     return;
   }
   const sources = {
-    positives: "keys of other pictures and the positives mined for those", views: "keys of other pictures", bank: "rows of the bank",
-    queries: "predictions for other pictures; the mined positive is the anchor they are compared with",
+    positives: "keys of other images and the positives mined for those", views: "keys of other images", bank: "rows of the bank",
+    queries: "predictions for other images; the mined positive is the anchor they are compared with",
   };
   byId("negatives-title").textContent = about.pnsm ? "Which negatives does PNSM keep?" : "Which negatives is it pushed from?";
   const notes = [`Its negatives are ${sources[about.source]}.`];
   notes.push(about.pnsm
     ? `Each stays with probability p = exp(−a (s − s(q, key))²), a = ${about.a} (eq. 8): the curve.`
     : "Without PNSM all of them are kept.");
-  if (about.synthetic) notes.push(`The ${about.synthetic} synthetic ones mixed of the hardest are of no picture and left out.`);
+  if (about.synthetic) notes.push(`The ${about.synthetic} synthetic ones mixed of the hardest are of no image and left out.`);
   notes.push(`Up to ${data.negatives.shape[2]} are shown, half of them the hardest, the others spread evenly over the rest.`);
   byId("negatives-note").textContent = notes.join(" ");
   const sample = (...parts) => svg("svg", { width: 18, height: 16 }, ...parts);
-  const entries = about.labelled
+  const entries = about.labeled
     ? [[sample(mark(9, 8, true)), "✓ true negative: of another class"], [sample(mark(9, 8, false)), "✗ false negative: of the query's class"]]
     : [[sample(mark(9, 8, null)), "a negative"]];
-  entries.push([sample(svg("rect", { x: 1, y: 3, width: 16, height: 12, fill: "#d9d9d9" })), `where all negatives lie${about.labelled ? " (hatched: false)" : ""}`]);
+  entries.push([sample(svg("rect", { x: 1, y: 3, width: 16, height: 12, fill: "#d9d9d9" })), `where all negatives lie${about.labeled ? " (hatched: false)" : ""}`]);
   byId("legend").replaceChildren(...entries.map(([drawn, says]) => element("span", {}, drawn, says)));
 }
 

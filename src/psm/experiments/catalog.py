@@ -72,7 +72,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         Experiment(
             "table1",
             "Linear evaluation of eleven methods",
-            "With the same encoder, heads, optimiser, batch and temperature for all: which way of choosing samples "
+            "With the same encoder, heads, optimizer, batch and temperature for all: which way of choosing samples "
             "learns the features that a linear classifier reads best?",
             "table",
             (
@@ -286,7 +286,7 @@ EXPERIMENTS: dict[str, Experiment] = {
 
 
 def find(names: list[str]) -> list[Experiment]:
-    """The experiments of these names, ``all`` for all, in the catalogue's order and each once."""
+    """The experiments of these names, ``all`` for all, in the catalog's order and each once."""
     for name in names:
         if name != "all" and name not in EXPERIMENTS:
             known = (*EXPERIMENTS, "all")
