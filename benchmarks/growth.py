@@ -13,9 +13,8 @@ import time
 import torch
 from torch.nn.functional import normalize
 
-from psm.config.schema import BankConfig, PositivesConfig
-from psm.losses.contrastive import loss_of
-from psm.methods.registry import compose
+from psm.losses.method_loss import method_loss
+from psm.methods import get_method
 from psm.mining.memory_bank import MemoryBank
 from psm.models.siamese import Embeddings
 from turns import in_turns, keep, shown, spread
@@ -39,7 +38,7 @@ def full_bank(size: int) -> MemoryBank:
     bank, generator = MemoryBank(size, WIDTH), torch.Generator().manual_seed(0)
     for first in range(0, size, 65536):
         rows = min(65536, size - first)
-        bank.push(clustered(rows, generator), torch.arange(first, first + rows))
+        bank.enqueue(clustered(rows, generator), torch.arange(first, first + rows))
     return bank
 
 
@@ -55,13 +54,13 @@ def case(batch: int, size: int, k: int, turns: int) -> dict:
     queries = clustered(batch, torch.Generator().manual_seed(2))
     ids = torch.arange(batch) + size
     embeddings = Embeddings(*(torch.randn(2, batch, WIDTH).requires_grad_(part < 2) for part in range(3)))
-    overrides = {"positives": PositivesConfig(k=k), "bank": BankConfig(size=size)}
-    psm, byol = compose("psm", overrides), compose("byol")
+    overrides = {"positives": {"k": k}, "bank": {"size": size}}
+    psm, byol = get_method("psm", **overrides), get_method("byol")
     times = in_turns(
         {
-            "search": lambda: milliseconds(lambda: bank.nearest(queries, k, ids)),
-            "loss": lambda: milliseconds(lambda: loss_of(embeddings, psm, bank, ids).loss.backward()),
-            "byol": lambda: milliseconds(lambda: loss_of(embeddings, byol, None, ids).loss.backward()),
+            "search": lambda: milliseconds(lambda: bank.search(queries, k, ids)),
+            "loss": lambda: milliseconds(lambda: method_loss(embeddings, psm.criterion, bank, ids).loss.backward()),
+            "byol": lambda: milliseconds(lambda: method_loss(embeddings, byol.criterion, None, ids).loss.backward()),
         },
         turns,
     )

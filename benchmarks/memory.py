@@ -33,8 +33,8 @@ def measure(method: str, batch: int, bank_size: int, width: int = 128) -> float:
     """GiB that one symmetric loss and its gradient take beyond the imports, bank included."""
     import torch
 
-    from psm.losses.contrastive import loss_of
-    from psm.methods.registry import compose
+    from psm.losses.method_loss import method_loss
+    from psm.methods import get_method
     from psm.mining.memory_bank import MemoryBank
     from psm.models.siamese import Embeddings
 
@@ -43,9 +43,9 @@ def measure(method: str, batch: int, bank_size: int, width: int = 128) -> float:
     bank = MemoryBank(bank_size, width)
     for first in range(0, bank_size, 65536):
         rows = min(65536, bank_size - first)
-        bank.push(torch.randn(rows, width), torch.arange(first, first + rows))
+        bank.enqueue(torch.randn(rows, width), torch.arange(first, first + rows))
     embeddings = Embeddings(*(torch.randn(2, batch, width).requires_grad_(index < 2) for index in range(3)))
-    loss_of(embeddings, compose(method), bank, torch.arange(batch) + bank_size).loss.backward()
+    method_loss(embeddings, get_method(method).build_loss(), bank, torch.arange(batch) + bank_size).loss.backward()
     return peak() - idle
 
 

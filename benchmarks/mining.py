@@ -17,7 +17,7 @@ from torch.profiler import record_function
 import turns
 from psm.config.schema import OptimConfig, ViewsConfig
 from psm.kernels.malloc import keep_freed_memory
-from psm.methods.registry import compose
+from psm.methods import get_method
 from psm.mining.memory_bank import MemoryBank
 from psm.models.networks import encoder, predictor, prefers_channels_last, projector
 from psm.models.siamese import SiameseNetworks
@@ -34,18 +34,17 @@ class Contender:
     def __init__(self, method: str, name: str, stem: str, batch: int, chunk: int | None = None):
         keep_freed_memory()  # as `psm pretrain` does
         torch.manual_seed(0)
-        self.composition, self.batch, self.chunk = compose(method), batch, chunk
+        self.method, self.batch, self.chunk = get_method(method), batch, chunk
         backbone = encoder(name, stem, SIZE)
-        topology = self.composition.topology
-        head = predictor(WIDTH) if topology.predictor else None
-        self.networks = SiameseNetworks(backbone, projector(backbone.width), head, topology.target)
+        head = predictor(WIDTH) if self.method.predictor.enabled else None
+        self.networks = SiameseNetworks(backbone, projector(backbone.width), head, self.method.target.enabled)
         if prefers_channels_last("cpu"):
             self.networks.to(memory_format=torch.channels_last)
         learned = [p for p in self.networks.parameters() if p.requires_grad]
         self.optimizer = sgd(learned, OptimConfig(weight_decay=1e-3))
-        size = self.composition.bank.size
+        size = self.method.bank.size
         self.bank = MemoryBank(size, WIDTH)
-        self.bank.push(torch.randn(size, WIDTH), torch.arange(size))
+        self.bank.enqueue(torch.randn(size, WIDTH), torch.arange(size))
         self.views = Views(ViewsConfig(), SIZE, (0.5,) * 3, (0.25,) * 3)
         self.images = torch.randint(0, 256, (batch, 3, SIZE, SIZE), dtype=torch.uint8)
 
@@ -55,15 +54,15 @@ class Contender:
             draws = self.views.sample_params(self.batch, torch.Generator().manual_seed(0))
             views = self.views.apply(self.images, draws, channels_last=prefers_channels_last("cpu"))
         ids = torch.arange(self.batch) + 10**6
-        loss, _, latest = step_loss(self.networks, views, ids, self.composition, self.bank, None, self.chunk)
+        loss, _, latest = step_loss(self.networks, views, ids, self.method, self.bank, None, self.chunk)
         self.optimizer.zero_grad()
         loss.backward()
         with record_function("optimizer"):
             self.optimizer.step()
         with record_function("target and bank"):
-            self.networks.update_target(self.composition.topology.momentum)
-            if self.composition.needs_bank:
-                self.bank.push(latest.keys, latest.ids)
+            self.networks.update_target(self.method.target.momentum)
+            if self.method.needs_bank:
+                self.bank.enqueue(latest.keys, latest.ids)
 
 
 def start(method: str, options: argparse.Namespace) -> turns.Contender:

@@ -37,9 +37,9 @@ TORCHS = {"_flat": lambda tensor: tensor}  # what that function is for torch's w
 def searches() -> Iterator[Case]:
     for count, size, k in SEARCHES:
         bank, queries, own = MemoryBank(size, WIDTH), torch.randn(count, WIDTH), torch.arange(count)
-        bank.push(torch.randn(size, WIDTH), torch.arange(size) % (size // 2))
+        bank.enqueue(torch.randn(size, WIDTH), torch.arange(size) % (size // 2))
         name = f"search of {k} for {count} queries in {size:,} rows"
-        yield name, products, "searchable", lambda b=bank, q=queries, k=k, o=own: b.nearest(q, k, o)
+        yield name, products, "searchable", lambda b=bank, q=queries, k=k, o=own: b.search(q, k, o)
 
 
 def views() -> Iterator[Case]:

@@ -48,13 +48,13 @@ def part_of(event: FunctionEvent) -> str:
 
 def name_the_loss() -> None:
     """Let the profiler know the forward pass of the loss, the searches in the bank among it."""
-    plain = psm.training.module.loss_of
+    plain = psm.training.module.method_loss
 
     def named(*given: object) -> object:
         with record_function("loss and mining, forward"):
             return plain(*given)
 
-    psm.training.module.loss_of = named
+    psm.training.module.method_loss = named
 
 
 def as_torch_has_it() -> None:

@@ -43,10 +43,10 @@ def recall(found: torch.Tensor, true: torch.Tensor) -> float:
 def upkeep(bank: MemoryBank, queries: torch.Tensor) -> float:
     """Milliseconds that a step takes to push 256 rows, its share of finding centroids and lists anew included."""
     bank.pointer = 0
-    push = milliseconds(lambda: bank.push(bank.rows[:BATCH].clone(), bank.ids[:BATCH].clone()))
+    push = milliseconds(lambda: bank.enqueue(bank.rows[:BATCH].clone(), bank.ids[:BATCH].clone()))
     if bank.index is None:
         return push
-    anew = milliseconds(lambda: (bank.index.fit(bank.rows), bank.nearest(queries[:1], 1)))
+    anew = milliseconds(lambda: (bank.index.fit(bank.rows), bank.search(queries[:1], 1)))
     return push + anew * BATCH / bank.size
 
 
@@ -70,11 +70,11 @@ def main() -> None:
     for size in options.sizes:
         exact, fast = MemoryBank(size, rows.shape[1]), MemoryBank(size, rows.shape[1], "faiss")
         for bank in (exact, fast):
-            bank.push(rows[:size], ids[:size])
-        share = recall(*(bank.nearest(queries, options.k, own).vectors for bank in (fast, exact)))
+            bank.enqueue(rows[:size], ids[:size])
+        share = recall(*(bank.search(queries, options.k, own).vectors for bank in (fast, exact)))
         work = {}
         for name, bank in (("exact", exact), ("faiss", fast)):
-            work[name] = lambda b=bank: milliseconds(lambda: b.nearest(queries[:BATCH], options.k, own[:BATCH]))
+            work[name] = lambda b=bank: milliseconds(lambda: b.search(queries[:BATCH], options.k, own[:BATCH]))
             work[f"{name}, upkeep"] = lambda b=bank: upkeep(b, queries)
         spreads = {name: spread(values) for name, values in in_turns(work, options.turns).items()}
         print(

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, normalize
 
-from psm.mining.negatives import mine_negatives
+from psm.mining.pnsm import mine_negatives
 
 
 def simclr(z1: Tensor, z2: Tensor, temperature: float = 0.5, pnsm: float | None = None) -> Tensor:

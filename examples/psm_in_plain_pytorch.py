@@ -2,11 +2,9 @@
 
 import torch
 
+import psm
 from psm.config.schema import ImagesConfig, ViewsConfig
 from psm.data import load_dataset
-from psm.losses.contrastive import loss_of
-from psm.methods.registry import compose
-from psm.mining.memory_bank import MemoryBank
 from psm.models.networks import encoder, predictor, projector
 from psm.models.siamese import SiameseNetworks
 from psm.views.transform import Views, channel_statistics
@@ -23,22 +21,22 @@ def main(images: int = 512, epochs: int = 2, batch_size: int = 64, seed: int = 0
     optimizer = torch.optim.SGD(
         [p for p in networks.parameters() if p.requires_grad], lr=0.1, momentum=0.9, weight_decay=1e-3
     )
-    method = compose("psm")  # or any other row of `psm methods`
-    bank = MemoryBank(size=256, width=128)
+    criterion = psm.get_method("psm").build_loss()  # or any other row of `psm methods`
+    bank = psm.MemoryBank(size=256, width=128)
 
     losses = []
     for _ in range(epochs):
         for ids in torch.randperm(len(train)).split(batch_size):
             draws = views.sample_params(len(ids), torch.Generator().manual_seed(len(losses)))
             embeddings, _ = networks(views.apply(train.take(ids), draws))
-            loss, facts = loss_of(embeddings, method, bank, ids)
+            loss, metrics = psm.method_loss(embeddings, criterion, bank, ids)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
             networks.update_target(0.99)
-            bank.push(embeddings.key[1], ids)  # after both directions: a batch never meets itself in the bank
+            bank.enqueue(embeddings.key[1], ids)  # after both directions: a batch never meets itself in the bank
             losses.append(loss.item())
-            print(f"loss {losses[-1]:.3f}, guessing {facts['chance']:.3f}, kept {facts['negatives_kept']:.2f}")
+            print(f"loss {losses[-1]:.3f}, guessing {metrics['chance']:.3f}, kept {metrics['negatives_kept']:.2f}")
     return losses
 
 

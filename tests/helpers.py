@@ -1,7 +1,6 @@
 """What tests of several rooms share."""
 
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +9,9 @@ import torch
 from torch.nn.functional import normalize
 
 from psm.kernels import runtime
-from psm.methods.registry import compose
+from psm.losses.method_loss import method_loss
+from psm.methods import get_method
+from psm.mining.batch import MiningBatch
 from psm.mining.memory_bank import MemoryBank
 from psm.models.siamese import Pair
 
@@ -25,7 +26,6 @@ SMALL = {
     "images": {"limit": 100, "size": 16},
     "heads": {"hidden_dim": 24, "out_dim": 12},
     "bank": {"size": 50},
-    "positives": {"k": 3},
     "monitor": {"images": 60, "test_images": 40},
     "progress": False,
 }
@@ -44,14 +44,23 @@ def using(threads):
         torch.set_num_threads(before)
 
 
-def composition(method="psm", **groups):
-    """A method's composition with some settings changed: composition(loss={"hard": 0.0})."""
-    base = compose(method)
-    return replace(base, **{name: replace(getattr(base, name), **changes) for name, changes in groups.items()})
+def method(name="psm", **groups):
+    """A method with some settings changed: method(loss={"hard_weight": 0.0})."""
+    return get_method(name, **groups)
 
 
 def without_pnsm(**groups):
-    return composition(negatives={"pnsm": False}, **groups)
+    return get_method("psm", sampler="none", **groups)
+
+
+def pair_loss(pair, spec, bank=None, ids=None, generator=None):
+    """The loss of one direction, on vectors that are taken as they are."""
+    return spec.build_loss().on_batch(MiningBatch(*pair, ids=ids, bank=bank, generator=generator))
+
+
+def batch_loss(embeddings, spec, bank=None, ids=None, generator=None):
+    """The loss of a batch as a training step takes it."""
+    return method_loss(embeddings, spec.build_loss(), bank, ids, generator, spec.loss.symmetric)
 
 
 def golden(name):
@@ -60,7 +69,7 @@ def golden(name):
 
 def filled(rows, ids=None, size=None):
     bank = MemoryBank(size or len(rows), rows.shape[1]).to(rows.dtype)
-    bank.push(rows, torch.arange(len(rows)) if ids is None else ids)
+    bank.enqueue(rows, torch.arange(len(rows)) if ids is None else ids)
     return bank
 
 

@@ -13,7 +13,7 @@ import torch
 
 import psm.models.siamese
 from psm.kernels.malloc import keep_freed_memory
-from psm.methods.registry import compose
+from psm.methods import get_method
 from psm.models.networks import encoder, predictor, prefers_channels_last, projector
 from psm.models.siamese import SiameseNetworks
 
@@ -27,10 +27,10 @@ def main() -> None:
         psm.models.siamese.faster = lambda device: nullcontext()
     torch.set_num_threads(int(threads))
     keep_freed_memory()
-    topology = compose(method).topology
+    spec = get_method(method)
     backbone = encoder(name, stem, 32)
     networks = SiameseNetworks(
-        backbone, projector(backbone.width), predictor() if topology.predictor else None, topology.target
+        backbone, projector(backbone.width), predictor() if spec.predictor.enabled else None, spec.target.enabled
     )
     views = torch.randn(2, int(batch), 3, 32, 32)
     if prefers_channels_last("cpu"):

@@ -65,7 +65,7 @@ def main() -> None:
         # The bank starts full: a search in an empty one would flatter.
         if module.bank is not None:
             size = module.bank.size
-            module.bank.push(torch.randn(size, config.heads.out_dim), torch.arange(size) % IMAGES)
+            module.bank.enqueue(torch.randn(size, config.heads.out_dim), torch.arange(size) % IMAGES)
         trainer.callbacks.append(Turns())
         trainer.fit(module)
 

@@ -19,7 +19,7 @@ from psm.experiments.plan import data_name, make_plan, read_request, resolved
 from psm.experiments.presets import PRESETS
 from psm.experiments.report import write_report
 from psm.experiments.results import Study, add_places, collect, has_gradients, read_table, write_record
-from psm.methods.build import composition_of
+from psm.methods.build import method_of
 from psm.methods.registry import METHODS
 from psm.mining.memory_bank import MemoryBank
 from psm.mining.purity import purity, settled
@@ -34,7 +34,7 @@ def plan(*names, **keys):
 def test_every_configuration_of_every_preset_builds_and_composes(preset):
     for run in {run.title: run for run in plan(preset=preset).runs}.values():
         config = settings.build(PretrainConfig, run.settings)
-        assert composition_of(config).needs_bank or not config.monitor.purity
+        assert method_of(config).needs_bank or not config.monitor.purity
         settings.build(EvaluateConfig, run.evaluation)
 
 
@@ -46,7 +46,7 @@ def test_the_paper_preset_has_the_papers_settings():
         expected = {
             "encoder": "resnet18", "batch_size": 256, "epochs": 200, "bank.size": 16384, "loss.temperature": 0.5,
             "optim.lr": 0.1, "optim.warmup_lr": 1e-4, "optim.warmup": 0.1, "optim.momentum": 0.9,
-            "heads.hidden_dim": 512, "heads.out_dim": 128, "topology.momentum": 0.99, "optim.weight_decay": None,
+            "heads.hidden_dim": 512, "heads.out_dim": 128, "target.momentum": 0.99, "optim.weight_decay": None,
             "images.limit": None,
         }  # fmt: skip
         assert {key: full[key] for key in expected} == expected
@@ -106,7 +106,7 @@ def test_a_run_is_known_by_every_setting_that_matters():
         ("data", ["cifar10"]),
         ("images.limit", 96), ("views.blur", 0.5), ("loss.temperature", 0.2), ("heads.out_dim", 8), ("seeds", [1]),
         ("precision", "bf16-mixed"), ("channels_last", False), ("negatives.a", 0.7), ("images.split", "official"),
-        ("trainer.deterministic", True), ("topology.momentum", 0.9), ("optim.clip", 1.0), ("stem", "imagenet"),
+        ("trainer.deterministic", True), ("target.momentum", 0.9), ("optim.clip", 1.0), ("stem", "imagenet"),
     ]  # fmt: skip
     names = [name(**{key: value}) for key, value in different]
     assert len({plain, *names}) == len(different) + 1
@@ -162,7 +162,7 @@ def test_purity_against_loops(pushed, own):
     draws = torch.Generator().manual_seed(pushed)
     labels = torch.randint(0, 3, (30,), generator=draws)
     bank = MemoryBank(30, 4)
-    bank.push(torch.randn(pushed, 4, generator=draws), torch.randint(0, 30, (pushed,), generator=draws))
+    bank.enqueue(torch.randn(pushed, 4, generator=draws), torch.randint(0, 30, (pushed,), generator=draws))
     keys, ids = torch.randn(12, 4, generator=draws), torch.arange(12)
     found = settled({name: value.item() for name, value in purity(bank, keys, ids, labels, own).items()})
     expected = slow_purity(bank, keys, ids, labels, own)
@@ -215,7 +215,7 @@ def test_gradients_against_autograd():
     """Of InfoNCE and of eq. 2, with respect to a query that autograd normalizes itself."""
     draws = torch.Generator().manual_seed(1)
     bank = MemoryBank(9, 5).double()
-    bank.push(torch.randn(7, 5, generator=draws, dtype=torch.double), torch.arange(7))
+    bank.enqueue(torch.randn(7, 5, generator=draws, dtype=torch.double), torch.arange(7))
     query, key = (normalize(torch.randn(3, 5, generator=draws, dtype=torch.double), dim=1) for _ in range(2))
     temperature, ranks = 0.5, 6
     found = negative_gradients(query, key, bank, temperature, ranks)
@@ -250,7 +250,7 @@ def test_gradients_against_autograd():
 def test_gradients_by_rank_against_loops():
     draws = torch.Generator().manual_seed(2)
     bank = MemoryBank(12, 4)
-    bank.push(torch.randn(12, 4, generator=draws), torch.arange(12) % 6)
+    bank.enqueue(torch.randn(12, 4, generator=draws), torch.arange(12) % 6)
     query, key = (normalize(torch.randn(5, 4, generator=draws), dim=1) for _ in range(2))
     labels, ids = torch.tensor([0, 1, 0, 1, 0, 1]), torch.arange(5)
     found = negative_gradients(query, key, bank, 0.5, 8, own=ids)

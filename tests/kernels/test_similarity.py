@@ -25,14 +25,14 @@ def unit(*shape, seed=0):
 
 def bank_of(rows, ids=None):
     bank = MemoryBank(*rows.shape)
-    bank.push(rows, torch.arange(len(rows)) if ids is None else ids)
+    bank.enqueue(rows, torch.arange(len(rows)) if ids is None else ids)
     return bank
 
 
 def by_torch(monkeypatch, *given):
     with monkeypatch.context() as changed:
         changed.setattr(products, "searchable", lambda *given: False)
-        return bank_of(*given[0]).nearest(*given[1:])
+        return bank_of(*given[0]).search(*given[1:])
 
 
 @compiled
@@ -66,7 +66,7 @@ def test_it_finds_the_largest(queries, rows, width, k, images, own, threads):
 def test_a_bank_mines_the_same_with_it(monkeypatch, count):
     rows, vectors = unit(3000, 32), unit(count, 32, seed=1)
     ids, own = torch.arange(3000) % 500, torch.arange(count)
-    found = bank_of(rows, ids).nearest(vectors, 5, own)
+    found = bank_of(rows, ids).search(vectors, 5, own)
     for fast, torchs in zip(found, by_torch(monkeypatch, (rows, ids), vectors, 5, own), strict=True):
         torch.testing.assert_close(fast, torchs, atol=1e-6, rtol=0)
 
@@ -76,14 +76,14 @@ def test_a_bank_mines_the_same_with_it(monkeypatch, count):
 def test_what_is_no_number_shows_as_in_torch(monkeypatch, broken):
     rows, vectors = unit(3000, 32), unit(40, 32, seed=1)
     (rows if broken == "row" else vectors)[7, 3] = torch.nan
-    found = bank_of(rows).nearest(vectors, 2)
+    found = bank_of(rows).search(vectors, 2)
     assert torch.equal(found.found, by_torch(monkeypatch, (rows,), vectors, 2).found)
     assert found.found.any() == (broken == "query")
 
 
 @compiled
 def test_where_all_rows_are_one_s_own_nothing_is_found():
-    found = bank_of(unit(3000, 32), torch.full((3000,), 5)).nearest(unit(40, 32), 2, torch.arange(40))
+    found = bank_of(unit(3000, 32), torch.full((3000,), 5)).search(unit(40, 32), 2, torch.arange(40))
     assert found.found.tolist() == [place != 5 for place in range(40)]
 
 
@@ -92,7 +92,7 @@ def test_too_few_rows_beside_a_last_block_that_is_not_full():
     """The places beyond it are as little as one's own rows."""
     ids = torch.full((1933,), 7)
     ids[-1] = 8
-    found = bank_of(unit(1933, 32), ids).nearest(unit(80, 32, seed=1), 5, torch.full((80,), 7))
+    found = bank_of(unit(1933, 32), ids).search(unit(80, 32, seed=1), 5, torch.full((80,), 7))
     assert not found.found.any()
     assert (found.ids == -1).all()
 
@@ -101,10 +101,10 @@ def test_too_few_rows_beside_a_last_block_that_is_not_full():
 @pytest.mark.parametrize("fill", [1933, 2000])
 def test_a_bank_that_is_not_full_and_vectors_that_lie_apart(monkeypatch, fill):
     bank, rows = MemoryBank(3000, 32), unit(fill, 32)
-    bank.push(rows, torch.arange(fill))
+    bank.enqueue(rows, torch.arange(fill))
     vectors = torch.randn(2, 32, 80, generator=torch.Generator().manual_seed(1))[0].T
     with torch.inference_mode():
-        found = bank.nearest(vectors, 3)
+        found = bank.search(vectors, 3)
     for fast, torchs in zip(found, by_torch(monkeypatch, (rows,), vectors, 3), strict=True):
         torch.testing.assert_close(fast, torchs, atol=1e-6, rtol=0)
 
@@ -112,7 +112,7 @@ def test_a_bank_that_is_not_full_and_vectors_that_lie_apart(monkeypatch, fill):
 @compiled
 def test_the_default_device_does_not_matter():
     bank, vectors = bank_of(unit(3000, 32)), unit(40, 32, seed=1)
-    expected = bank.nearest(vectors, 3).ids
+    expected = bank.search(vectors, 3).ids
     with torch.device("meta"):
         places = products.largest(vectors, bank.rows, 3, None, None)[1]
     assert torch.equal(bank.ids[places], expected)
@@ -122,12 +122,12 @@ def test_the_default_device_does_not_matter():
 def test_what_does_not_fit_is_refused(count):
     bank = bank_of(unit(3000, 32))
     with pytest.raises(RuntimeError, match="cannot be multiplied"):
-        bank.nearest(unit(count, 16), 1)
+        bank.search(unit(count, 16), 1)
     with pytest.raises(RuntimeError, match="cannot be multiplied"):
-        bank.nearest(unit(count, 64), 1)
+        bank.search(unit(count, 64), 1)
     for wrong in (count - 1, count + 1):
         with pytest.raises(ValueError, match=f"{count} vectors need an id each, not {wrong}"):
-            bank.nearest(unit(count, 32), 1, torch.arange(wrong))
+            bank.search(unit(count, 32), 1, torch.arange(wrong))
 
 
 @compiled
@@ -137,7 +137,7 @@ def test_a_bank_takes_it_at_the_paper_s_size_and_holds_no_matrix(monkeypatch):
     monkeypatch.setattr(products, "largest", lambda *given: taken.append(len(given[1])) or whole(*given))
     bank = bank_of(unit(16384, 128))
     for count in (256, 1):
-        bank.nearest(unit(count, 128, seed=1), 5)
+        bank.search(unit(count, 128, seed=1), 5)
     assert taken == [16384]  # not for a single query, which would leave most of a vector unused
     assert bank._similarity.numel() <= 16384  # no matrix for the first
 
@@ -147,9 +147,9 @@ def test_slices_of_a_bank_join(monkeypatch):
     import psm.mining.memory_bank
 
     rows, vectors = unit(5120, 32), unit(64, 32, seed=1)
-    whole = bank_of(rows).nearest(vectors, 5)
+    whole = bank_of(rows).search(vectors, 5)
     monkeypatch.setattr(psm.mining.memory_bank, "SEARCH_ELEMENTS", 2**17)
-    for part, all_at_once in zip(bank_of(rows).nearest(vectors, 5), whole, strict=True):
+    for part, all_at_once in zip(bank_of(rows).search(vectors, 5), whole, strict=True):
         assert torch.equal(part, all_at_once)
 
 
@@ -158,7 +158,7 @@ def test_it_is_the_same_each_time_and_for_any_number_of_threads():
     rows, vectors, found = unit(3000, 32), unit(64, 32, seed=1), []
     for threads in (1, 2, 2, 3):
         with using(threads):
-            found.append(bank_of(rows).nearest(vectors, 5))
+            found.append(bank_of(rows).search(vectors, 5))
     assert all(torch.equal(x, y) for again in found[1:] for x, y in zip(again, found[0], strict=True))
 
 
@@ -182,7 +182,7 @@ def test_it_applies_where_it_can_read_and_helps(monkeypatch):
 def test_wide_ids_are_told_apart():
     rows = unit(3000, 32)
     ids = torch.arange(3000) * 2**32 + 7
-    assert bank_of(rows, ids).nearest(rows[:64], 1, ids[:64] + 2**32).ids[:, 0].tolist() == ids[:64].tolist()
+    assert bank_of(rows, ids).search(rows[:64], 1, ids[:64] + 2**32).ids[:, 0].tolist() == ids[:64].tolist()
 
 
 @settings(deadline=None)

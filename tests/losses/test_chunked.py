@@ -1,41 +1,38 @@
 """A loss taken a slice of anchors at a time is the same loss."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 
-from helpers import compiled
-from psm.config.schema import NegativesConfig
+from helpers import batch_loss, compiled
 from psm.kernels import similarity as products
 from psm.losses import chunked as slices
-from psm.losses.contrastive import loss_of
-from psm.methods.registry import METHODS, compose
+from psm.methods import METHODS, get_method
 from psm.mining.memory_bank import MemoryBank, mask_same_image_
 from psm.models.siamese import Embeddings
 
-CONTRASTIVE = [name for name in METHODS if compose(name).loss.objective == "contrastive"]
+CONTRASTIVE = [name for name in METHODS if get_method(name).objective.uses_negatives]
 
 
 def outcome(method, pairs, monkeypatch, parts=None):
-    """Loss, facts and gradients with at most so many (anchor, candidate) pairs at once."""
+    """Loss, metrics and gradients with at most so many (anchor, candidate) pairs at once."""
     monkeypatch.setattr(slices, "PAIRS", pairs)
     torch.manual_seed(0)
     embeddings = Embeddings(*(torch.randn(2, 11, 6, dtype=torch.double, requires_grad=True) for _ in range(3)))
-    if compose(method).topology.target is False and compose(method).topology.predictor is False:
+    spec = get_method(method, **parts or {})
+    if not (spec.target.enabled or spec.predictor.enabled):
         embeddings = Embeddings(*[embeddings.projection] * 3)
     bank = MemoryBank(40, 6).double()
-    bank.push(torch.randn(33, 6, dtype=torch.double), torch.arange(33))
-    found = loss_of(embeddings, compose(method, parts), bank, torch.arange(11), torch.Generator().manual_seed(3))
+    bank.enqueue(torch.randn(33, 6, dtype=torch.double), torch.arange(33))
+    found = batch_loss(embeddings, spec, bank, torch.arange(11), torch.Generator().manual_seed(3))
     (3 * found.loss).backward()
-    return [found.loss.detach(), *found.facts.values(), *(x.grad for x in embeddings if x.grad is not None)]
+    return [found.loss.detach(), *found.metrics.values(), *(x.grad for x in embeddings if x.grad is not None)]
 
 
 @pytest.mark.parametrize("method", [name for name in CONTRASTIVE if name != "mochi"])
 @pytest.mark.parametrize("pairs", [1, 100, 300])
 def test_slices_change_nothing(method, pairs, monkeypatch):
-    """Value, facts and gradient of every contrastive method, PNSM's draws included."""
-    parts = {"negatives": NegativesConfig(pnsm=True)}
+    """Value, metrics and gradient of every contrastive method, PNSM's draws included."""
+    parts = {"sampler": "pnsm"}
     whole = outcome(method, 2**24, monkeypatch, parts)
     assert len(whole) > 3
     torch.testing.assert_close(outcome(method, pairs, monkeypatch, parts), whole)
@@ -61,16 +58,16 @@ def test_no_slice_is_kept_for_the_gradient(monkeypatch):
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-        loss_of(embeddings, compose("simclr"), None, torch.arange(64))
+        batch_loss(embeddings, get_method("simclr"), None, torch.arange(64))
     assert 0 < largest <= 64 * 2 * 4
 
 
 def test_without_gradient_slices_only_add_up(monkeypatch):
     with torch.no_grad():
         embeddings = Embeddings(*(torch.randn(2, 9, 4) for _ in range(3)))
-        whole = loss_of(embeddings, compose("simclr")).loss
+        whole = batch_loss(embeddings, get_method("simclr")).loss
         monkeypatch.setattr(slices, "PAIRS", 20)
-        torch.testing.assert_close(loss_of(embeddings, compose("simclr")).loss, whole)
+        torch.testing.assert_close(batch_loss(embeddings, get_method("simclr")).loss, whole)
 
 
 @compiled
@@ -85,10 +82,9 @@ def test_a_whole_bank_is_taken_at_once_only_where_that_holds_no_matrix(dtype, mo
     monkeypatch.setattr(slices, "PAIRS", 100)
     monkeypatch.setattr(products, "LEAST", 0)
     bank = MemoryBank(50, 32).to(dtype)
-    bank.push(torch.randn(50, 32, dtype=dtype), torch.arange(50))
+    bank.enqueue(torch.randn(50, 32, dtype=dtype), torch.arange(50))
     embeddings = Embeddings(*(torch.randn(2, 64, 32, dtype=dtype) for _ in range(3)))
-    wanted = compose("mocov2")
-    loss_of(embeddings, replace(wanted, bank=replace(wanted.bank, own=True)), bank, torch.arange(64))
+    batch_loss(embeddings, get_method("mocov2"), bank, torch.arange(64))
     assert max(taken) == most
 
 
@@ -105,7 +101,7 @@ def test_own_pairs_are_marked_alike_on_every_device(own):
 def test_a_second_derivative_is_refused_rather_than_wrong(pairs, monkeypatch):
     monkeypatch.setattr(slices, "PAIRS", pairs)
     embeddings = Embeddings(*[torch.randn(2, 9, 4, requires_grad=True)] * 3)
-    loss = loss_of(embeddings, compose("simclr")).loss
+    loss = batch_loss(embeddings, get_method("simclr")).loss
     with pytest.raises(RuntimeError, match="once_differentiable"):
         torch.autograd.grad(loss, embeddings.projection, create_graph=True)[0].square().sum().backward()
 

@@ -1,7 +1,5 @@
 """All methods: golden vectors, slow references, identities, odd corners, and compositions by key."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 from hypothesis import given, settings
@@ -10,12 +8,13 @@ from torch.nn.functional import normalize
 
 import psm
 import reference
-from helpers import close, composition, filled, golden, pair_of, random_vectors
-from psm.losses import negative_weighting as masses
-from psm.losses.contrastive import contrast, fact_names, loss_of
-from psm.methods.registry import METHODS, compose, register
+from helpers import batch_loss, close, filled, golden, pair_loss, pair_of, random_vectors
+from helpers import method as spec_of
+from psm.losses.negative_weighting import WEIGHTINGS, bayesian_weights
+from psm.methods import METHODS, get_method
 from psm.mining.memory_bank import MemoryBank
-from psm.mining.negatives import mixed, of_the_bank
+from psm.mining.mochi import mix_negatives
+from psm.mining.negatives import bank_negatives
 from psm.models.siamese import Embeddings
 from psm.training.module import PretrainModule
 from psm.utils.errors import UserError
@@ -25,7 +24,7 @@ IN_BATCH = ("simclr", "dcl", "hcl", "bcl")
 
 
 def embeddings(seed=0, count=6, width=5, dtype=torch.float64):
-    """Of a topology where queries, keys and projections differ."""
+    """Of networks where queries, keys and projections differ."""
     projection, query, key = random_vectors(seed, *[(2, count, width)] * 3, dtype=dtype)
     return Embeddings(projection, query.requires_grad_(), key)
 
@@ -40,7 +39,7 @@ def alike(z1, z2):
 def test_golden_in_batch(method):
     g = golden("in_batch")
     z1, z2 = (g[name].clone().requires_grad_() for name in ("z1", "z2"))
-    loss = loss_of(alike(z1, z2), composition(method)).loss
+    loss = batch_loss(alike(z1, z2), spec_of(method)).loss
     gradients = torch.autograd.grad(loss, (z1, z2))
     assert close(loss, g[f"{method}_loss"])
     assert close(gradients[0], g[f"{method}_dz1"])
@@ -51,7 +50,7 @@ def test_golden_moco():
     g = golden("moco")
     query = g["query"].clone().requires_grad_()
     pair = pair_of(query, g["key"], query, g["key"])
-    loss = contrast(pair, composition("mocov2"), filled(g["queue"])).loss
+    loss = pair_loss(pair, spec_of("mocov2"), filled(g["queue"])).loss
     assert close(loss, g["loss"])
     assert close(torch.autograd.grad(loss, query)[0], g["dquery"])
 
@@ -59,7 +58,7 @@ def test_golden_moco():
 def test_golden_byol():
     g = golden("byol")
     query = g["prediction"].clone().requires_grad_()
-    loss = contrast(pair_of(query, g["target"], query, g["target"]), composition("byol")).loss
+    loss = pair_loss(pair_of(query, g["target"], query, g["target"]), spec_of("byol")).loss
     assert close(loss, g["loss"])
     assert close(torch.autograd.grad(loss, query)[0], g["dprediction"])
 
@@ -67,7 +66,7 @@ def test_golden_byol():
 def test_golden_nnclr():
     g = golden("nnclr")
     query = g["prediction"].clone().requires_grad_()
-    loss = contrast(pair_of(query, g["z"], query, g["z"]), composition("nnclr"), filled(g["bank"])).loss
+    loss = pair_loss(pair_of(query, g["z"], query, g["z"]), spec_of("nnclr"), filled(g["bank"])).loss
     assert close(loss, g["loss"])
     assert close(torch.autograd.grad(loss, query)[0], g["dprediction"])
 
@@ -75,7 +74,7 @@ def test_golden_nnclr():
 def test_golden_vicreg():
     g = golden("vicreg")
     z1, z2 = (g[name].clone().requires_grad_() for name in ("z1", "z2"))
-    loss = loss_of(alike(z1, z2), composition("vicreg")).loss
+    loss = batch_loss(alike(z1, z2), spec_of("vicreg")).loss
     gradients = torch.autograd.grad(loss, (z1, z2))
     assert close(loss, g["loss"])
     assert close(gradients[0], g["dz1"])
@@ -101,10 +100,12 @@ def test_in_batch_methods_equal_loops(seed, count, width, temperature, tau, beta
         "bcl": reference.bayesian_mass(tau, alpha, beta),
     }
     for method, mass in slow_masses.items():
-        wanted = composition(
-            method, loss={"temperature": temperature}, negatives={"tau": tau, "beta": beta, "alpha": alpha}
+        given = {"tau": tau, "beta": beta, "alpha": alpha}
+        known = spec_of(method).weighting.settings()
+        wanted = spec_of(
+            method, loss={"temperature": temperature}, weighting={k: v for k, v in given.items() if k in known}
         )
-        loss = loss_of(alike(z1, z2), wanted).loss
+        loss = batch_loss(alike(z1, z2), wanted).loss
         slow = reference.in_batch_loss(z1, z2, temperature, mass)
         assert close(loss, slow, 1e-8), method
         for a, b in zip(*(torch.autograd.grad(x, (z1, z2)) for x in (loss, slow)), strict=True):
@@ -120,11 +121,11 @@ def test_other_methods_equal_loops(seed, count, width, rows):
         ("mocov2", reference.bank_loss(query, key, bank, 0.5)),
         ("nnclr", reference.nearest_loss(query, key, bank, 0.5)),
     ):
-        loss = contrast(pair_of(query, key, query, key), composition(method), filled(bank)).loss
+        loss = pair_loss(pair_of(query, key, query, key), spec_of(method), filled(bank)).loss
         assert close(loss, slow), method
         assert close(*(torch.autograd.grad(x, query)[0] for x in (loss, slow))), method
     z1, z2 = random_vectors(seed + 1, *[(count, width)] * 2)
-    assert close(loss_of(alike(z1, z2), composition("vicreg")).loss, reference.vicreg_loss(z1, z2), 1e-8)
+    assert close(batch_loss(alike(z1, z2), spec_of("vicreg")).loss, reference.vicreg_loss(z1, z2), 1e-8)
 
 
 def test_mixed_negatives_equal_vectors():
@@ -132,9 +133,10 @@ def test_mixed_negatives_equal_vectors():
     query, rows = random_vectors(4, (3, 6), (20, 6))
     query = normalize(query, dim=1).requires_grad_()
     bank = filled(rows)
-    plain = of_the_bank(query, bank)
-    fast = mixed(query, bank, plain, 8, 5, 4, torch.Generator().manual_seed(1))
-    assert torch.equal(fast.similarity[:, :20], plain.similarity)
+    plain = bank_negatives(query, bank)
+    generator = torch.Generator().manual_seed(1)
+    fast, _ = mix_negatives(query, bank, plain.similarity, plain.mask, 8, 5, 4, generator)
+    assert torch.equal(fast[:, :20], plain.similarity)
     draws = torch.Generator().manual_seed(1)
     hardest = plain.similarity.topk(8, dim=1).indices
     chosen = [hardest.gather(1, (torch.rand(3, n, generator=draws) * 8).long()) for n in (5, 5, 4)]
@@ -143,9 +145,9 @@ def test_mixed_negatives_equal_vectors():
     pairs = normalize(x[..., None] * first + (1 - x[..., None]) * second, dim=2)
     with_query = normalize(y[..., None] * query.detach()[:, None] + (1 - y[..., None]) * third, dim=2)
     slow = torch.einsum("nd,nsd->ns", query, torch.cat([pairs, with_query], 1))
-    assert close(fast.similarity[:, 20:], slow)
+    assert close(fast[:, 20:], slow)
     weights = torch.arange(27.0).view(3, 9).double()
-    gradients = [torch.autograd.grad((s * weights).sum(), query)[0] for s in (fast.similarity[:, 20:], slow)]
+    gradients = [torch.autograd.grad((s * weights).sum(), query)[0] for s in (fast[:, 20:], slow)]
     assert close(*gradients)
 
 
@@ -155,17 +157,17 @@ def same_loss(a, b, tolerance=1e-9, one_network=False):
         e = alike(*random_vectors(3, (6, 5), (6, 5)))
     bank = filled(random_vectors(8, (20, 5))[0])
     draws = torch.Generator().manual_seed(0)
-    return close(loss_of(e, a, bank, None, draws).loss, loss_of(e, b, bank).loss, tolerance)
+    return close(batch_loss(e, a, bank, None, draws).loss, batch_loss(e, b, bank).loss, tolerance)
 
 
 def test_identities():
-    assert same_loss(composition("dcl", negatives={"tau": 0.0}), composition("simclr"), one_network=True)
-    assert same_loss(composition("hcl", negatives={"beta": 0.0}), composition("dcl"), one_network=True)
-    halves = composition("bcl", negatives={"alpha": 0.5, "beta": 0.5})
-    assert same_loss(halves, composition("simclr"), 1e-2, one_network=True)
-    assert same_loss(composition("mochi", negatives={"mixed": 0, "mixed_query": 0}), composition("mocov2"))
-    assert same_loss(composition("psm", negatives={"pnsm": False}, loss={"hard": 0.0}), composition("snclr"))
-    assert same_loss(composition("mocov2", negatives={"pnsm": True, "a": 0.0}), composition("mocov2"))
+    assert same_loss(spec_of("dcl", weighting={"tau": 0.0}), spec_of("simclr"), one_network=True)
+    assert same_loss(spec_of("hcl", weighting={"beta": 0.0}), spec_of("dcl"), one_network=True)
+    halves = spec_of("bcl", weighting={"alpha": 0.5, "beta": 0.5})
+    assert same_loss(halves, spec_of("simclr"), 1e-2, one_network=True)
+    assert same_loss(spec_of("mochi", negatives={"num_mix": 0, "num_mix_query": 0}), spec_of("mocov2"))
+    assert same_loss(spec_of("psm", sampler="none", loss={"hard_weight": 0.0}), spec_of("snclr"))
+    assert same_loss(spec_of("mocov2", sampler={"name": "pnsm", "a": 0.0}), spec_of("mocov2"))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -179,50 +181,48 @@ def test_finite_value_and_gradient(method, case, temperature, dtype):
     elif case == "opposite":
         key = -query.flip(0)
     query = query.to(dtype).requires_grad_()
-    topology = compose(method).topology
-    own = topology.predictor or topology.target
+    spec = get_method(method)
+    own = spec.predictor.enabled or spec.target.enabled
     e = Embeddings(projection.to(dtype), query, key.to(dtype)) if own else Embeddings(query, query, query)
-    dropping = {"pnsm": True, "a": 1e9} if case == "all dropped" and "chance" in fact_names(compose(method)) else {}
-    wanted = composition(method, loss={"temperature": temperature}, negatives=dropping)
+    dropping = (
+        {"sampler": {"name": "pnsm", "a": 1e9}} if case == "all dropped" and spec.objective.uses_negatives else {}
+    )
+    wanted = spec_of(method, loss={"temperature": temperature}, **dropping)
     bank = MemoryBank(wanted.bank.size, 6)
     if case != "empty bank":
-        bank.push(torch.randn(30, 6), torch.arange(30) + 100)
-    outcome = loss_of(e, wanted, bank, torch.arange(4), torch.Generator().manual_seed(0))
+        bank.enqueue(torch.randn(30, 6), torch.arange(30) + 100)
+    outcome = batch_loss(e, wanted, bank, torch.arange(4), torch.Generator().manual_seed(0))
     outcome.loss.backward()
     assert torch.isfinite(outcome.loss)
     assert torch.isfinite(query.grad).all()
-    assert (tuple(outcome.facts) and set(outcome.facts) == set(fact_names(wanted))) or not fact_names(wanted)
-    assert all(torch.isfinite(fact) for fact in outcome.facts.values())
+    assert set(outcome.metrics) == set(wanted.metric_names)
+    assert all(torch.isfinite(fact) for fact in outcome.metrics.values())
 
 
-@pytest.mark.parametrize("mass", ["debiased", "hard", "bayesian"])
-def test_a_mass_of_nothing_is_nothing(mass):
+@pytest.mark.parametrize("weighting", ["sum", "debiased", "hard", "bayesian"])
+def test_nothing_kept_weighs_nothing(weighting):
     logits = torch.randn(2, 4, requires_grad=True)
     keep = torch.tensor([[True] * 4, [False] * 4])
-    positive = torch.zeros(2)
-    value = {
-        "debiased": lambda: masses.debiased(logits, keep, positive, 0.5, 0.1),
-        "hard": lambda: masses.hard(logits, keep, positive, 0.5, 0.1, 1.0),
-        "bayesian": lambda: masses.bayesian(logits, keep, 0.1, 0.9, 0.9),
-    }[mass]()
+    value = WEIGHTINGS.build(weighting)(logits, keep, torch.zeros(2), 0.5)
     assert value[1] == -torch.inf
     value.exp().sum().backward()
     assert torch.isfinite(logits.grad).all()
+    assert (logits.grad[0] != 0).any()
 
 
 def test_ranks_leave_out_what_was_dropped():
     logits = torch.randn(1, 10, dtype=torch.float64)
     keep = torch.arange(10) % 3 != 0
     every = torch.ones(1, int(keep.sum()), dtype=torch.bool)
-    all_of_them = masses.bayesian_weights(logits[:, keep], every, 0.1, 0.9, 0.9)
-    assert close(masses.bayesian_weights(logits, keep[None], 0.1, 0.9, 0.9)[:, keep], all_of_them)
+    all_of_them = bayesian_weights(logits[:, keep], every, 0.1, 0.9, 0.9)
+    assert close(bayesian_weights(logits, keep[None], 0.1, 0.9, 0.9)[:, keep], all_of_them)
 
 
 @pytest.mark.parametrize("method", ALL)
 def test_every_method_trains_resumes_exactly_and_evaluates(tmp_path, small, monkeypatch, method):
     small |= {"method": method, "save": {"every_steps": 1}, "monitor": {"knn": False}}
     whole = psm.pretrain(tmp_path / "whole", **small)
-    assert set(fact_names(compose(method))) <= whole.metrics[0].keys()
+    assert set(get_method(method).metric_names) <= whole.metrics[0].keys()
     assert psm.evaluate(whole.out, linear={"epochs": 1}, progress=False)[0].of == method
     step = PretrainModule.training_step
 
@@ -243,52 +243,46 @@ def test_every_method_trains_resumes_exactly_and_evaluates(tmp_path, small, monk
 @pytest.mark.parametrize(
     ("method", "keys"),
     [
-        ("simclr", {"negatives": {"pnsm": True}}),
-        ("mocov2", {"negatives": {"pnsm": True, "a": 2.0}}),
-        ("hcl", {"negatives": {"pnsm": True}}),
-        ("nnclr", {"negatives": {"mass": "bayesian"}}),
-        ("psm", {"negatives": {"mass": "hard"}}),
-        ("simclr", {"positives": {"rule": "neighbors", "k": 2}}),
-        ("byol", {"positives": {"rule": "neighbors", "k": 2}}),
-        ("psm", {"negatives": {"source": "bank"}, "loss": {"symmetric": False}}),
-        ("mochi", {"bank": {"own": False}, "negatives": {"pnsm": True}}),
+        ("simclr", {"sampler": "pnsm"}),
+        ("mocov2", {"sampler": {"name": "pnsm", "a": 2.0}}),
+        ("hcl", {"sampler": "pnsm"}),
+        ("nnclr", {"weighting": "bayesian"}),
+        ("psm", {"weighting": "hard"}),
+        ("simclr", {"positives": {"rule": "knn", "k": 2}}),
+        ("byol", {"positives": {"rule": "knn", "k": 2}}),
+        ("psm", {"negatives": "bank", "loss": {"symmetric": False}}),
+        ("mochi", {"bank": {"allow_self": False}, "sampler": "pnsm"}),
     ],
 )
-def test_compositions_by_key(method, keys):
-    row = compose(method)
-    wanted = {part: replace(getattr(row, part), **changes) for part, changes in keys.items()}
-    composed = compose(method, wanted)
+def test_parts_exchanged_by_key(method, keys):
+    row, exchanged = get_method(method), get_method(method, **keys)
     bank = filled(random_vectors(8, (20, 5))[0])
-    outcome = loss_of(embeddings(), composed, bank, torch.arange(6), torch.Generator().manual_seed(0))
-    assert torch.isfinite(outcome.loss)
-    assert outcome.loss != loss_of(embeddings(), row, bank, torch.arange(6), torch.Generator().manual_seed(0)).loss
+    losses = [
+        batch_loss(embeddings(), spec, bank, torch.arange(6), torch.Generator().manual_seed(0)).loss
+        for spec in (row, exchanged)
+    ]
+    assert torch.isfinite(losses[1])
+    assert losses[0] != losses[1]
 
 
 @pytest.mark.parametrize(
     ("method", "keys", "says"),
     [
-        ("byol", {"negatives": {"pnsm": True}}, "no negatives"),
-        ("byol", {"negatives": {"source": "views"}}, "no negatives"),
-        ("byol", {"loss": {"hard": 1.0}}, "contrastive term"),
-        ("byol", {"topology": {"target": False, "predictor": False}}, "collapses"),
-        ("vicreg", {"topology": {"target": True}}, "one network"),
-        ("vicreg", {"positives": {"rule": "nearest"}}, "no place"),
-        ("simclr", {"negatives": {"source": "none"}}, "nothing to contrast"),
-        ("simclr", {"negatives": {"mixed": 5}}, "rows of the bank"),
-        ("nnclr", {"positives": {"rule": "neighbors"}}, "one positive"),
-        ("dcl", {"negatives": {"tau": 1.0}}, "negatives.tau"),
-        ("bcl", {"negatives": {"beta": 2.0}}, "negatives.beta"),
+        ("byol", {"sampler": "pnsm"}, "no negatives"),
+        ("byol", {"negatives": "views"}, "no negatives"),
+        ("byol", {"weighting": "hard"}, "no negatives"),
+        ("byol", {"loss": {"hard_weight": 1.0}}, "contrastive term"),
+        ("byol", {"target": {"enabled": False}, "predictor": {"enabled": False}}, "collapses"),
+        ("vicreg", {"target": {"enabled": True}}, "one network"),
+        ("vicreg", {"positives": "nn"}, "no place"),
+        ("simclr", {"negatives": "none"}, "nothing to contrast"),
+        ("simclr", {"negatives": {"num_mix": 5}}, "mochi has it"),
+        ("nnclr", {"positives": "knn"}, "one positive"),
+        ("dcl", {"weighting": {"tau": 1.0}}, "weighting.tau"),
+        ("bcl", {"weighting": {"beta": 2.0}}, "weighting.beta"),
+        ("mocov2", {"bank": {"index": "faiss"}}, "none are mined"),
     ],
 )
 def test_nonsense_is_refused(method, keys, says):
-    row = compose(method)
     with pytest.raises(UserError, match=says):
-        compose(method, {part: replace(getattr(row, part), **changes) for part, changes in keys.items()})
-
-
-def test_a_twelfth_method():
-    register("mine", "SimCLR with PNSM", "nowhere", base="simclr", negatives={"pnsm": True})
-    try:
-        assert compose("mine").negatives.pnsm
-    finally:
-        del METHODS["mine"]
+        get_method(method, **keys)

@@ -20,7 +20,7 @@ def test_exact_fifo(size, pushes):
     bank, expected, next_id = MemoryBank(size, 3), [], 0
     for count in pushes:
         ids = torch.arange(next_id, next_id + count)
-        bank.push(torch.nn.functional.one_hot(ids % 3, 3) * 5.0, ids)
+        bank.enqueue(torch.nn.functional.one_hot(ids % 3, 3) * 5.0, ids)
         expected = (expected + ids.tolist())[-size:]
         next_id += count
     start = int(bank.pointer) if int(bank.fill) == size else 0
@@ -35,13 +35,13 @@ def test_exact_fifo(size, pushes):
 def test_bank_of_ten(batch):
     bank = MemoryBank(10, 2)
     for step in range(7):
-        bank.push(torch.randn(batch, 2), torch.arange(step * batch, (step + 1) * batch))
+        bank.enqueue(torch.randn(batch, 2), torch.arange(step * batch, (step + 1) * batch))
     assert sorted(bank.ids.tolist()) == list(range(7 * batch - 10, 7 * batch))
 
 
 def test_rows_have_unit_norm():
     bank = MemoryBank(8, 5)
-    bank.push(torch.randn(8, 5) * 100, torch.arange(8))
+    bank.enqueue(torch.randn(8, 5) * 100, torch.arange(8))
     assert torch.allclose(bank.rows.norm(dim=1), torch.ones(8))
 
 
@@ -55,9 +55,9 @@ def test_nearest_is_exact(monkeypatch, limit, size, k):
     bank = MemoryBank(size, 6)
     count = size * 3 // 4
     ids = torch.arange(count) % max(2, count // 3)
-    bank.push(torch.randn(count, 6), ids)
+    bank.enqueue(torch.randn(count, 6), ids)
     queries, own = torch.randn(9, 6), torch.arange(9)
-    mined = bank.nearest(queries, k, own)
+    mined = bank.search(queries, k, own)
     for row in range(9):
         similarity = normalize(queries[row], dim=0) @ bank.rows[:count].T
         usable = [(float(s), int(i)) for s, i in zip(similarity, ids, strict=True) if int(i) != row]
@@ -77,17 +77,17 @@ def test_nearest_is_exact(monkeypatch, limit, size, k):
 def test_own_image_is_never_a_candidate():
     bank = MemoryBank(10, 4)
     rows = torch.randn(10, 4)
-    bank.push(rows, torch.arange(10))
-    assert (bank.nearest(rows, 1).ids[:, 0] == torch.arange(10)).all()
-    assert (bank.nearest(rows, 3, own=torch.arange(10)).ids != torch.arange(10)[:, None]).all()
+    bank.enqueue(rows, torch.arange(10))
+    assert (bank.search(rows, 1).ids[:, 0] == torch.arange(10)).all()
+    assert (bank.search(rows, 3, exclude_ids=torch.arange(10)).ids != torch.arange(10)[:, None]).all()
 
 
 def test_state_dict_holds_everything():
     bank, other = MemoryBank(5, 3), MemoryBank(5, 3)
-    bank.push(torch.randn(7, 3), torch.arange(7))
+    bank.enqueue(torch.randn(7, 3), torch.arange(7))
     other.load_state_dict(bank.state_dict())
     for b in (bank, other):
-        b.push(torch.ones(2, 3), torch.tensor([70, 71]))
+        b.enqueue(torch.ones(2, 3), torch.tensor([70, 71]))
     assert torch.equal(bank.rows, other.rows)
     assert torch.equal(bank.ids, other.ids)
     assert bank.fill == other.fill == 5
@@ -95,16 +95,16 @@ def test_state_dict_holds_everything():
 
 def test_search_leaves_the_bank_alone():
     bank = MemoryBank(6, 3)
-    bank.push(torch.randn(4, 3), torch.arange(4))
+    bank.enqueue(torch.randn(4, 3), torch.arange(4))
     before = {k: v.clone() for k, v in bank.state_dict().items()}
-    bank.nearest(torch.randn(2, 3), 2)
+    bank.search(torch.randn(2, 3), 2)
     assert all(torch.equal(v, before[k]) for k, v in bank.state_dict().items())
 
 
 def test_a_network_of_half_precision_leaves_the_rows_alone():
     """Lightning converts after it has restored a checkpoint: rows must not be rounded on the way."""
     bank = MemoryBank(4, 3)
-    bank.push(torch.randn(4, 3), torch.arange(4))
+    bank.enqueue(torch.randn(4, 3), torch.arange(4))
     rows = bank.rows.clone()
     assert torch.equal(bank.to(torch.bfloat16).rows, rows)
     assert bank.double().rows.dtype == torch.double
@@ -121,8 +121,8 @@ def clumps(count, seed):
 def pushed(bank, pushes, first=0):
     """So many batches, with a search after each, as in training."""
     for step in range(first, first + pushes):
-        bank.push(clumps(96, step), torch.arange(96) + 96 * step)
-        bank.nearest(clumps(4, step), 3)
+        bank.enqueue(clumps(96, step), torch.arange(96) + 96 * step)
+        bank.search(clumps(4, step), 3)
     return bank
 
 
@@ -133,7 +133,7 @@ def test_an_index_finds_nearly_what_the_exact_search_finds():
     assert torch.equal(fast.rows, exact.rows)
     assert fast.index._index.ntotal == 1000
     queries = clumps(64, 99)
-    found, true = (bank.nearest(queries, 5) for bank in (fast, exact))
+    found, true = (bank.search(queries, 5) for bank in (fast, exact))
     shared = (found.ids[:, :, None] == true.ids[:, None, :]).any(2).float().mean()
     assert shared > 0.95
     assert found.found.all()
@@ -142,7 +142,7 @@ def test_an_index_finds_nearly_what_the_exact_search_finds():
     held = set(fast.ids.tolist())
     assert set(found.ids.flatten().tolist()) <= held, "a row that has left the bank was found"
     newest = bank_rows(fast, 96)
-    assert torch.equal(fast.nearest(newest, 1).similarity.round(decimals=5), torch.ones(96, 1)), (
+    assert torch.equal(fast.search(newest, 1).similarity.round(decimals=5), torch.ones(96, 1)), (
         "a new row was not found"
     )
 
@@ -160,8 +160,8 @@ def test_an_index_is_really_used(monkeypatch):
     found = []
     for index in ("faiss", "exact"):
         bank = MemoryBank(2000, 16, index)
-        bank.push(rows, torch.arange(2000))
-        found.append(bank.nearest(queries, 5).ids)
+        bank.enqueue(rows, torch.arange(2000))
+        found.append(bank.search(queries, 5).ids)
     shared = (found[0][:, :, None] == found[1][:, None, :]).any(2).float().mean()
     assert 0.05 < shared < 0.9
 
@@ -171,13 +171,13 @@ def test_an_index_serves_a_bank_with_many_copies_of_each_image(monkeypatch, copi
     pytest.importorskip("faiss")
     rows = clumps(250, 3).repeat(copies, 1) + 0.01 * torch.randn(250 * copies, 16)
     bank = MemoryBank(250 * copies, 16, "faiss")
-    bank.push(rows, torch.arange(250 * copies) % 250)
+    bank.enqueue(rows, torch.arange(250 * copies) % 250)
     asked = []
     exact = MemoryBank._exact
     monkeypatch.setattr(
         MemoryBank, "_exact", lambda self, vectors, *rest: asked.append(len(vectors)) or exact(self, vectors, *rest)
     )
-    mined = bank.nearest(rows[:100], 5, own=torch.arange(100))
+    mined = bank.search(rows[:100], 5, exclude_ids=torch.arange(100))
     assert mined.found.all()
     assert (mined.ids != torch.arange(100)[:, None]).all()
     assert sum(asked) < 10
@@ -186,9 +186,9 @@ def test_an_index_serves_a_bank_with_many_copies_of_each_image(monkeypatch, copi
 def test_an_index_of_a_diverged_run_stands_back():
     pytest.importorskip("faiss")
     bank = pushed(MemoryBank(200, 16, "faiss"), 3)
-    bank.push(torch.full((200, 16), torch.nan), torch.arange(200))
+    bank.enqueue(torch.full((200, 16), torch.nan), torch.arange(200))
     assert not bank.index.ready
-    bank.nearest(clumps(4, 0), 3)
+    bank.search(clumps(4, 0), 3)
     pushed(bank, 6)
     assert bank.index.ready
 
@@ -197,19 +197,19 @@ def test_an_index_passes_over_own_images_and_is_exact_where_it_finds_too_few():
     pytest.importorskip("faiss")
     bank = MemoryBank(64, 16, "faiss")
     rows = clumps(64, 1)
-    bank.push(rows, torch.zeros(64, dtype=torch.long))  # one image alone
-    bank.push(rows[:6], torch.arange(6) + 1)
-    mined = bank.nearest(rows[:3], 4, own=torch.zeros(3, dtype=torch.long))
+    bank.enqueue(rows, torch.zeros(64, dtype=torch.long))  # one image alone
+    bank.enqueue(rows[:6], torch.arange(6) + 1)
+    mined = bank.search(rows[:3], 4, exclude_ids=torch.zeros(3, dtype=torch.long))
     assert mined.found.all()
     assert (mined.ids > 0).all()
-    assert not bank.nearest(rows[:3], 7, own=torch.zeros(3, dtype=torch.long)).found.any()
+    assert not bank.search(rows[:3], 7, exclude_ids=torch.zeros(3, dtype=torch.long)).found.any()
 
 
 def test_an_index_is_exact_until_the_bank_is_full():
     pytest.importorskip("faiss")
     fast, exact = pushed(MemoryBank(1000, 16, "faiss"), 5), pushed(MemoryBank(1000, 16), 5)
     assert not fast.index.ready
-    assert torch.equal(fast.nearest(clumps(9, 7), 5).ids, exact.nearest(clumps(9, 7), 5).ids)
+    assert torch.equal(fast.search(clumps(9, 7), 5).ids, exact.search(clumps(9, 7), 5).ids)
 
 
 def test_an_index_goes_on_where_it_was(monkeypatch):
@@ -223,7 +223,7 @@ def test_an_index_goes_on_where_it_was(monkeypatch):
         for bank in (whole, resumed):
             pushed(bank, pushes, first=23 + pushes)
         assert torch.equal(whole.index.centroids, resumed.index.centroids)
-        assert torch.equal(*(bank.nearest(queries, 5).ids for bank in (whole, resumed)))
+        assert torch.equal(*(bank.search(queries, 5).ids for bank in (whole, resumed)))
     MemoryBank(1000, 16).load_state_dict(whole.state_dict())  # looked at without an index
 
 
@@ -231,7 +231,7 @@ def test_an_index_survives_other_precisions():
     pytest.importorskip("faiss")
     bank = pushed(MemoryBank(200, 16, "faiss"), 4)
     for dtype in (torch.bfloat16, torch.double):
-        assert bank.to(dtype).nearest(clumps(4, 3), 3).found.all()
+        assert bank.to(dtype).search(clumps(4, 3), 3).found.all()
 
 
 def test_without_faiss_one_is_told_so(monkeypatch):

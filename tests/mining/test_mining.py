@@ -6,14 +6,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn.functional import normalize
 
-import psm.losses.contrastive
+import psm.mining.pnsm
 import reference
-from helpers import close, composition, filled, golden, pair_of, random_vectors, without_pnsm
+from helpers import close, filled, golden, method, pair_loss, pair_of, random_vectors, without_pnsm
 from psm.kernels import similarity as products
-from psm.losses.contrastive import contrast
 from psm.losses.functional import masked_logsumexp
 from psm.mining.memory_bank import MemoryBank
-from psm.mining.negatives import keep_probability, mine_negatives
+from psm.mining.pnsm import keep_probability, mine_negatives
 from psm.mining.positives import soft_weights
 from psm.models.siamese import Pair
 
@@ -23,16 +22,16 @@ def test_golden_without_draws(name):
     g = golden(name)
     query = g["q1"].clone().requires_grad_()
     pair = pair_of(query, g["z2"], g["z1"], g.get("z1_target", g["z2"]))
-    method = without_pnsm() if name == "psm" else composition("snclr")
-    outcome = contrast(pair, method, filled(g["bank"]))
-    outcome.loss.backward()
-    assert close(outcome.loss, g["loss_all" if name == "psm" else "loss"])
+    spec = without_pnsm() if name == "psm" else method("snclr")
+    output = pair_loss(pair, spec, filled(g["bank"]))
+    output.loss.backward()
+    assert close(output.loss, g["loss_all" if name == "psm" else "loss"])
     assert close(query.grad, g["dq1_all" if name == "psm" else "dq1"])
 
 
 def test_golden_neighbors_and_probabilities():
     g = golden("psm")
-    mined = filled(g["bank"]).nearest(g["z2"], 5)
+    mined = filled(g["bank"]).search(g["z2"], 5)
     assert torch.equal(mined.ids, g["neighbour_index"])
     q, z2, other = (normalize(g[name], dim=1) for name in ("q1", "z2", "z1_target"))
     positive = (q * z2).sum(1)
@@ -48,13 +47,13 @@ def test_golden_with_given_draws(monkeypatch, terms):
     both_views = torch.stack(g["keep_hard"].split(8, dim=1), 2)
     draws = {"soft": g["keep_soft"].flatten(1), "hard": both_views.flatten(1)}
     given_draws = iter([draws[term] for term in terms])
-    monkeypatch.setattr(psm.losses.contrastive, "mine_negatives", lambda *_: next(given_draws))
+    monkeypatch.setattr(psm.mining.pnsm, "mine_negatives", lambda *_: next(given_draws))
     query = g["q1"].clone().requires_grad_()
     pair = pair_of(query, g["z2"], g["z1"], g["z1_target"])
-    method = composition(loss={term: float(term in terms) for term in ("soft", "hard")})
-    outcome = contrast(pair, method, filled(g["bank"]))
-    outcome.loss.backward()
-    assert close(outcome.loss, sum(g[f"{term}_mined"] for term in terms))
+    spec = method(loss={f"{term}_weight": float(term in terms) for term in ("soft", "hard")})
+    output = pair_loss(pair, spec, filled(g["bank"]))
+    output.loss.backward()
+    assert close(output.loss, sum(g[f"{term}_mined"] for term in terms))
     if len(terms) == 2:
         assert close(query.grad, g["dq1_mined"])
 
@@ -77,16 +76,16 @@ def test_equals_loops(seed, count, width, rows, k, temperature, weighting, hard,
     ids = torch.arange(count)
     bank_ids = torch.arange(rows) if copies else torch.arange(rows) + 100
     query.requires_grad_()
-    method = without_pnsm(
-        positives={"k": k, "weighting": weighting},
-        loss={"temperature": temperature, "hard": hard},
+    spec = without_pnsm(
+        positives={"k": k, "weights": weighting},
+        loss={"temperature": temperature, "hard_weight": hard},
         bank={"size": rows + 3},
     )
-    outcome = contrast(pair_of(query, key, projection, other), method, filled(bank, bank_ids, rows + 3), ids)
-    (gradient,) = torch.autograd.grad(outcome.loss, query)
+    output = pair_loss(pair_of(query, key, projection, other), spec, filled(bank, bank_ids, rows + 3), ids)
+    (gradient,) = torch.autograd.grad(output.loss, query)
     slow = reference.soft_loss(query, projection, key, bank, k, temperature, weighting, bank_ids, ids)
     slow = slow + hard * reference.hard_loss(query, key, other, temperature)
-    assert close(outcome.loss, slow)
+    assert close(output.loss, slow)
     assert close(gradient, torch.autograd.grad(slow, query)[0])
 
 
@@ -101,17 +100,17 @@ def test_pnsm_equals_loops(monkeypatch, a):
         masks.append(mine_negatives(similarity, positive, a, generator))
         return masks[-1]
 
-    monkeypatch.setattr(psm.losses.contrastive, "mine_negatives", spying)
+    monkeypatch.setattr(psm.mining.pnsm, "mine_negatives", spying)
     query.requires_grad_()
-    method = composition(positives={"k": k}, negatives={"a": a})
+    spec = method(positives={"k": k}, sampler={"a": a})
     draws = torch.Generator().manual_seed(3)
-    outcome = contrast(pair_of(query, key, projection, other), method, filled(bank), None, draws)
+    output = pair_loss(pair_of(query, key, projection, other), spec, filled(bank), None, draws)
     soft, hard = (m.view(count, count, -1) for m in masks)
     slow = reference.soft_loss(query, projection, key, bank, k, 0.5, keep=lambda i, image, j: soft[i, image, j])
     slow = slow + reference.hard_loss(query, key, other, 0.5, keep=lambda i, image, view: hard[i, image, view])
-    assert close(outcome.loss, slow)
-    assert close(*(torch.autograd.grad(x, query)[0] for x in (outcome.loss, slow)))
-    assert 0 < outcome.facts["negatives_kept"] < 1
+    assert close(output.loss, slow)
+    assert close(*(torch.autograd.grad(x, query)[0] for x in (output.loss, slow)))
+    assert 0 < output.metrics["negatives_kept"] < 1
 
 
 def test_pnsm_keeps_as_often_as_eq_8_says():
@@ -134,15 +133,16 @@ def test_a_of_zero_changes_nothing():
     pair, bank = identity_inputs()
     draws = torch.Generator().manual_seed(0)
     assert (
-        contrast(pair, composition(negatives={"a": 0.0}), bank, None, draws).loss
-        == contrast(pair, without_pnsm(), bank).loss
+        pair_loss(pair, method(sampler={"a": 0.0}), bank, None, draws).loss
+        == pair_loss(pair, without_pnsm(), bank).loss
     )
 
 
 def test_psm_without_hard_and_pnsm_is_snclr():
     pair, bank = identity_inputs()
     assert (
-        contrast(pair, without_pnsm(loss={"hard": 0.0}), bank).loss == contrast(pair, composition("snclr"), bank).loss
+        pair_loss(pair, without_pnsm(loss={"hard_weight": 0.0}), bank).loss
+        == pair_loss(pair, method("snclr"), bank).loss
     )
 
 
@@ -150,28 +150,28 @@ def test_no_neighbors_leave_plain_infonce_over_keys():
     pair, bank = identity_inputs()
     logits = pair.query @ pair.key.T / 0.5
     plain = torch.nn.functional.cross_entropy(logits, torch.arange(6))
-    without = without_pnsm(positives={"k": 0}, loss={"hard": 0.0})
-    assert close(contrast(pair, without, bank).loss, plain)
+    without = without_pnsm(positives={"k": 0}, loss={"hard_weight": 0.0})
+    assert close(pair_loss(pair, without, bank).loss, plain)
     empty = MemoryBank(20, 5).double()
-    assert close(contrast(pair, without_pnsm(loss={"hard": 0.0}), empty).loss, plain)
-    by_key = without_pnsm(positives={"rule": "key"}, loss={"hard": 0.0})
-    assert close(contrast(pair, by_key, bank).loss, plain)
+    assert close(pair_loss(pair, without_pnsm(loss={"hard_weight": 0.0}), empty).loss, plain)
+    by_key = without_pnsm(positives="view", loss={"hard_weight": 0.0})
+    assert close(pair_loss(pair, by_key, bank).loss, plain)
 
 
 def test_partly_filled_bank_mines_nothing_until_k_usable_rows():
     pair, _ = identity_inputs()
     rows = random_vectors(9, (5, 5))[0]
     four, five = MemoryBank(20, 5).double(), MemoryBank(20, 5).double()
-    four.push(rows[:4], torch.arange(4) + 50)
-    five.push(rows, torch.arange(5) + 50)
-    assert contrast(pair, without_pnsm(), four).facts["mined_share"] == 0
-    assert contrast(pair, without_pnsm(), five).facts["mined_share"] == 1
+    four.enqueue(rows[:4], torch.arange(4) + 50)
+    five.enqueue(rows, torch.arange(5) + 50)
+    assert pair_loss(pair, without_pnsm(), four).metrics["mined_share"] == 0
+    assert pair_loss(pair, without_pnsm(), five).metrics["mined_share"] == 1
     # A row of the query's own image is not usable: that query alone has only four.
     own = MemoryBank(20, 5).double()
-    own.push(rows, torch.tensor([50, 51, 52, 53, 2]))
+    own.enqueue(rows, torch.tensor([50, 51, 52, 53, 2]))
     ids = torch.arange(6)
-    assert close(contrast(pair, without_pnsm(), own, ids).facts["mined_share"], 5 / 6)
-    assert contrast(pair, without_pnsm(bank={"own": True}), own, ids).facts["mined_share"] == 1
+    assert close(pair_loss(pair, without_pnsm(), own, ids).metrics["mined_share"], 5 / 6)
+    assert pair_loss(pair, without_pnsm(bank={"allow_self": True}), own, ids).metrics["mined_share"] == 1
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
@@ -190,28 +190,28 @@ def test_finite_value_and_gradient(dtype, temperature, case):
     query = query.to(dtype).requires_grad_()
     bank = MemoryBank(12, 6)
     if case != "empty bank":
-        bank.push(rows, torch.arange(len(rows)) + 100)
+        bank.enqueue(rows, torch.arange(len(rows)) + 100)
     pair = pair_of(query, *(x.to(dtype) for x in (key, projection, other)))
-    method = composition(loss={"temperature": temperature}, negatives={"a": a}, positives={"k": 3})
-    outcome = contrast(pair, method, bank, torch.arange(4), torch.Generator().manual_seed(0))
-    outcome.loss.backward()
-    assert torch.isfinite(outcome.loss)
+    spec = method(loss={"temperature": temperature}, sampler={"a": a}, positives={"k": 3})
+    output = pair_loss(pair, spec, bank, torch.arange(4), torch.Generator().manual_seed(0))
+    output.loss.backward()
+    assert torch.isfinite(output.loss)
     assert torch.isfinite(query.grad).all()
-    assert all(torch.isfinite(fact) for fact in outcome.facts.values())
+    assert all(torch.isfinite(fact) for fact in output.metrics.values())
 
 
 def test_all_negatives_dropped_leaves_the_positives(monkeypatch):
     pair, bank = identity_inputs()
-    monkeypatch.setattr(psm.losses.contrastive, "mine_negatives", lambda s, *_: torch.zeros_like(s, dtype=torch.bool))
-    assert close(contrast(pair, composition(loss={"soft": 0.0}), bank).loss, 0.0)
+    monkeypatch.setattr(psm.mining.pnsm, "mine_negatives", lambda s, *_: torch.zeros_like(s, dtype=torch.bool))
+    assert close(pair_loss(pair, method(loss={"soft_weight": 0.0}), bank).loss, 0.0)
 
 
 def test_chance_is_the_loss_of_equal_similarities():
     ones = torch.ones(4, 6, dtype=torch.float64)
     pair = pair_of(ones, ones, ones, ones)
     bank = filled(torch.ones(8, 6, dtype=torch.float64), torch.arange(8) + 50)
-    outcome = contrast(pair, composition(), bank, torch.arange(4), torch.Generator().manual_seed(0))
-    assert close(outcome.loss, outcome.facts["chance"])
+    output = pair_loss(pair, method(), bank, torch.arange(4), torch.Generator().manual_seed(0))
+    assert close(output.loss, output.metrics["chance"])
 
 
 def test_weights_sum_and_variants():
@@ -253,22 +253,20 @@ def test_a_bank_without_mining_in_single_precision_equals_that_in_double(own, mo
     """MoCo v2: all rows in one, where that is compiled, or, without a query's own, by the matrix."""
     monkeypatch.setattr(products, "LEAST", 0)
     *vectors, rows = (normalize(x, dim=1) for x in random_vectors(5, *[(40, 32)] * 4, (300, 32)))
-    outcomes = []
+    outputs = []
     for dtype in (torch.float32, torch.float64):
         query, key, projection, other = (x.to(dtype) for x in vectors)
         bank = filled(rows).to(dtype)
         query.requires_grad_()
-        found = contrast(
-            Pair(query, key, projection, other), composition("mocov2", bank={"own": own}), bank, bank.ids[:40]
+        found = pair_loss(
+            Pair(query, key, projection, other), method("mocov2", bank={"allow_self": own}), bank, bank.ids[:40]
         )
-        outcomes.append([found.loss.detach(), *torch.autograd.grad(found.loss, query), *found.facts.values()])
-    torch.testing.assert_close(*outcomes, check_dtype=False, atol=1e-6, rtol=1e-5)
+        outputs.append([found.loss.detach(), *torch.autograd.grad(found.loss, query), *found.metrics.values()])
+    torch.testing.assert_close(*outputs, check_dtype=False, atol=1e-6, rtol=1e-5)
 
 
 def test_queries_alone_carry_the_gradient():
     query, projection, key, other, rows = (x.requires_grad_() for x in random_vectors(2, *[(4, 6)] * 4, (12, 6)))
-    contrast(
-        Pair(query, key.detach(), projection, other.detach()), composition(), filled(rows.detach())
-    ).loss.backward()
+    pair_loss(Pair(query, key.detach(), projection, other.detach()), method(), filled(rows.detach())).loss.backward()
     assert query.grad.abs().sum() > 0
     assert projection.grad is None  # the weights of eq. 5 carry none

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from psm.methods.registry import METHODS, compose
+from psm.methods import METHODS, get_method
 from psm.models.networks import encoder, predictor, projector
 from psm.models.siamese import Embeddings, SiameseNetworks
 from psm.training.module import step_loss
@@ -15,10 +15,10 @@ from psm.training.module import step_loss
 
 def networks(method, norm=True):
     torch.manual_seed(0)
-    topology = compose(method).topology
+    spec = get_method(method)
     backbone = encoder("tiny", "cifar", 8)
     nets = SiameseNetworks(
-        backbone, projector(256, 16, 8), predictor(8, 16, 8) if topology.predictor else None, topology.target
+        backbone, projector(256, 16, 8), predictor(8, 16, 8) if spec.predictor.enabled else None, spec.target.enabled
     )
     if not norm:
         for parent in list(nets.modules()):
@@ -34,7 +34,7 @@ def views():
 
 def learned(nets, given, method, chunk):
     torch.manual_seed(0)  # PNSM's draws
-    loss, _, latest = step_loss(nets, given, torch.arange(10), compose(method), None, None, chunk)
+    loss, _, latest = step_loss(nets, given, torch.arange(10), get_method(method), None, None, chunk)
     loss.backward()
     gradients = {name: p.grad for name, p in nets.named_parameters() if p.grad is not None}
     return {"loss": loss.detach(), **latest._asdict(), **gradients, **dict(nets.named_buffers())}
@@ -53,7 +53,7 @@ class InChunks(nn.Module):
         return embeddings, torch.cat([part[1].view(2, -1, 256) for part in parts], 1).flatten(0, 1)
 
 
-@pytest.mark.parametrize("method", [name for name in METHODS if not compose(name).needs_bank])
+@pytest.mark.parametrize("method", [name for name in METHODS if not get_method(name).needs_bank])
 @pytest.mark.parametrize("chunk", [2, 4, 5])
 def test_chunks_run_twice_equal_chunks_that_are_kept(method, chunk):
     """Loss, gradients and the running statistics of batch norm, which count each chunk once."""
@@ -88,7 +88,7 @@ def test_memory_holds_the_maps_of_one_chunk():
             return tensor
 
         with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-            step_loss(networks("simclr"), views(), torch.arange(10), compose("simclr"), None, None, chunk)
+            step_loss(networks("simclr"), views(), torch.arange(10), get_method("simclr"), None, None, chunk)
         kept.append(total)
     assert kept[1] < kept[0] / 5
 

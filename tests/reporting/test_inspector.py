@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from psm.reporting.inspector.metrics import Scores, choose, shown_negatives, worst_negatives, worst_positives
 
 import psm
 from helpers import SMALL
@@ -21,7 +22,6 @@ from psm.data import ImageDataset, ImageStore, load_dataset
 from psm.evaluation.mining_analysis import Mining, load_snapshot
 from psm.methods.registry import METHODS
 from psm.reporting.inspector import page as pages
-from psm.reporting.inspector.facts import Scores, choose, shown_negatives, worst_negatives, worst_positives
 from psm.reporting.inspector.sprites import pack
 from psm.utils.errors import UserError
 
@@ -104,7 +104,7 @@ def by_loops(checkpoint, images, queries, others):
 
 
 def test_facts_equal_plain_loops(run, data, inspection):
-    facts, labels = inspection.facts, data.train.labels
+    facts, labels = inspection.metrics, data.train.labels
     others = choose(data.train, 40, 0, "inspected others")
     for place, checkpoint in ((0, "epoch-0001.ckpt"), (2, "last.ckpt")):
         epoch = facts.moments[place]
@@ -143,13 +143,13 @@ def test_facts_equal_plain_loops(run, data, inspection):
 
 
 def test_epochs_are_in_order_and_the_last_counts_once(inspection):
-    assert inspection.facts.epochs == [1, 2, 3]
+    assert inspection.metrics.epochs == [1, 2, 3]
     assert inspection.remarks == []
     assert content_of(inspection.page)["epochs"] == [1, 2, 3]
 
 
 def test_page_holds_the_facts(data, inspection):
-    content, facts = content_of(inspection.page), inspection.facts
+    content, facts = content_of(inspection.page), inspection.metrics
     images = content["images"]
     assert images[content["queries"]].tolist() == facts.queries.tolist()
     assert [content["classes"][i] for i in content["labels"]] == [data.classes[data.train.labels[i]] for i in images]
@@ -225,14 +225,14 @@ def test_every_method_gives_a_page(tmp_path, method, small):
     small |= {"method": method, "epochs": 1, "monitor": {"knn": False}}
     psm.pretrain(tmp_path / "run", **small)
     inspection = psm.inspect(tmp_path / "run", queries=12, negatives=6, others=30, progress=False)
-    about, epoch = content_of(inspection.page)["about"], inspection.facts.moments[0]
+    about, epoch = content_of(inspection.page)["about"], inspection.metrics.moments[0]
     mines, pushes = method in ("psm", "snclr", "nnclr"), method not in ("byol", "vicreg")
     assert about["mines"] == mines == (not any("mines no positives" in remark for remark in inspection.remarks))
     assert any("save.snapshots" in remark for remark in inspection.remarks)
     assert epoch.positives.shape == (12, 1 if method == "nnclr" else 3)
     assert epoch.negatives.shape == (12, 6 if pushes else 0)
     assert (epoch.weights.sum(1) > 0.99).all() == mines
-    assert not (epoch.positives == inspection.facts.queries[:, None]).any()
+    assert not (epoch.positives == inspection.metrics.queries[:, None]).any()
     assert epoch.scores.purity.isfinite().all()
     assert epoch.scores.false_negatives.isfinite().all() == pushes
     if not METHODS[method].composition.negatives.pnsm:
@@ -248,7 +248,7 @@ def test_without_labels(run, data):
     assert content["labels"] is None
     assert (content["scores"]["purity"] == pages.NOTHING).all()
     assert content["means"][0]["false_negatives"] is None
-    similarity = inspection.facts.moments[-1].scores.similarity
+    similarity = inspection.metrics.moments[-1].scores.similarity
     assert content["worst"]["positives"][-1].tolist() == similarity.argsort(stable=True).tolist()
 
 
@@ -308,7 +308,7 @@ def test_a_network_of_the_users_own(tmp_path, small):
         psm.inspect(tmp_path / "run", progress=False)
     assert not (tmp_path / "run" / "inspect.html").exists()
     inspection = psm.inspect(tmp_path / "run", encoder=Own(), queries=5, others=10, progress=False)
-    assert inspection.facts.moments[0].positives.shape == (5, 3)
+    assert inspection.metrics.moments[0].positives.shape == (5, 3)
 
 
 def test_command_line(run, tmp_path, capsys):
@@ -404,7 +404,7 @@ def in_browser(page, tmp_path, fragment=""):
 @pytest.mark.skipif(CHROMIUM is None, reason="needs chromium")
 def test_keys_in_a_browser(inspection, tmp_path):
     said = in_browser(inspection.page, tmp_path)
-    content, facts = content_of(inspection.page), inspection.facts
+    content, facts = content_of(inspection.page), inspection.metrics
     assert "error" not in said
     order = [int(facts.queries[i]) for i in content["worst"]["positives"][-1]]
     earlier = [int(facts.queries[i]) for i in content["worst"]["positives"][1]]
@@ -438,7 +438,7 @@ def test_fragment_and_hostile_names_in_a_browser(run, data, tmp_path):
     names = tuple(f"<b>{name}</b></script>" for name in data.classes)
     named = ImageDataset("shapes", data.train, data.test, names)
     inspection = psm.inspect(run, named, queries=30, others=20, progress=False, out=str(tmp_path / "page.html"))
-    query = int(inspection.facts.queries[7])
+    query = int(inspection.metrics.queries[7])
     said = in_browser(inspection.page, tmp_path, f"#query={query}&epoch=2&sort=image")
     assert "error" not in said
     assert said["start"]["hash"] == f"#query={query}&epoch=2&sort=image"

@@ -28,7 +28,7 @@ def test_mined_samples(run, data):
     found = mined_samples(run.out / "checkpoints" / "last.ckpt", data, queries, negatives=6)
     assert [query.image for query in found] == [3, 50, 99]
     for query in found:
-        assert len(query.positives) == 3
+        assert len(query.positives) == 5
         assert sum(sample.share for sample in query.positives) == pytest.approx(1, abs=1e-5)
         assert query.image not in [sample.image for sample in query.positives]
         similarities = [sample.similarity for sample in query.negatives]

@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from psm.data.loader import share
-from psm.methods.registry import METHODS, compose
+from psm.methods import METHODS, get_method
 from psm.mining.memory_bank import MemoryBank
 from psm.models.networks import predictor, projector
 from psm.models.siamese import SiameseNetworks
@@ -40,15 +40,14 @@ class Step(nn.Module):
     def __init__(self, method):
         super().__init__()
         torch.manual_seed(0)
-        self.composition = compose(method)
-        topology = self.composition.topology
-        head = predictor(5, 7, 5) if topology.predictor else None
-        self.networks = SiameseNetworks(Encoder(), projector(10, 7, 5), head, topology.target)
+        self.method = get_method(method)
+        head = predictor(5, 7, 5) if self.method.predictor.enabled else None
+        self.networks = SiameseNetworks(Encoder(), projector(10, 7, 5), head, self.method.target.enabled)
         self.bank = MemoryBank(13, 5)
         self._ddp_params_and_buffers_to_ignore = [f"bank.{n}" for n in ("rows", "ids", "pointer", "fill")]
 
     def forward(self, views, ids, draws, chunk=None):
-        return step_loss(self.networks, views, ids, self.composition, self.bank, draws, chunk)
+        return step_loss(self.networks, views, ids, self.method, self.bank, draws, chunk)
 
 
 def train(method, rank, world):
@@ -69,7 +68,7 @@ def train(method, rank, world):
         gradients = {n: p.grad.clone() for n, p in step.named_parameters() if p.grad is not None}
         optimizer.step()
         step.networks.update_target(0.9)
-        step.bank.push(latest.keys, latest.ids)
+        step.bank.enqueue(latest.keys, latest.ids)
         state = {n: v.clone() for n, v in step.state_dict().items()}
         seen.append({"loss": loss.detach(), "gradients": gradients, "state": state})
     return seen

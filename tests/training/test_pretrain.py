@@ -19,7 +19,7 @@ from psm.config import merge as settings
 from psm.config.schema import ImagesConfig, PretrainConfig, ViewsConfig
 from psm.data import ImageDataset, ImageStore, load_dataset
 from psm.data.loader import Batches
-from psm.losses.contrastive import contrast
+from psm.losses.contrastive import ContrastiveLoss
 from psm.methods.build import build_networks
 from psm.models.siamese import SiameseNetworks, pairs
 from psm.training.checkpoint import read_checkpoint
@@ -628,15 +628,15 @@ def test_shares_of_a_batch_join_to_the_batch():
         Batches(images, 5, seed=0, world=2)
 
 
-def test_bank_is_pushed_once_after_both_directions(tmp_path, small, monkeypatch):
-    seen = []
-    monkeypatch.setattr(
-        "psm.losses.contrastive.contrast",
-        lambda pair, composition, bank, ids, draws: (
-            seen.append((int(bank.pointer), int(bank.fill), bool(torch.isin(ids, bank.ids).any()), len(ids)))
-            or contrast(pair, composition, bank, ids, draws)
-        ),
-    )
+def test_bank_is_filled_once_after_both_directions(tmp_path, small, monkeypatch):
+    seen, on_batch = [], ContrastiveLoss.on_batch
+
+    def spying(self, batch):
+        bank = batch.bank
+        seen.append((bank.pointer, bank.fill, bool(torch.isin(batch.ids, bank.ids).any()), len(batch.ids)))
+        return on_batch(self, batch)
+
+    monkeypatch.setattr(ContrastiveLoss, "on_batch", spying)
     small["images"]["limit"] = 96
     psm.pretrain(tmp_path / "a", **small | {"epochs": 1})
     first, second = seen[:2], seen[2:4]
@@ -725,7 +725,7 @@ def test_loggers_and_snapshots(tmp_path, small):
 
 
 def test_without_soft_nothing_is_mined(tmp_path, small):
-    result = psm.pretrain(tmp_path / "a", **small, loss={"soft": 0.0})
+    result = psm.pretrain(tmp_path / "a", **small, loss={"soft_weight": 0.0})
     assert "bank_fill" not in result.metrics[0]
     assert not any(name.startswith("bank.") for name in state(result.out)["state_dict"])
 

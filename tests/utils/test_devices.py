@@ -9,8 +9,7 @@ import psm.utils.devices
 from psm.config.schema import OptimConfig, ViewsConfig
 from psm.data import ImageStore
 from psm.data.loader import Batches
-from psm.losses.contrastive import fact_names
-from psm.methods.registry import METHODS, compose
+from psm.methods import METHODS, get_method
 from psm.mining.memory_bank import MemoryBank
 from psm.models.networks import encoder, predictor, projector
 from psm.models.siamese import SiameseNetworks
@@ -36,14 +35,14 @@ class Copies(TorchDispatchMode):
 
 
 def make(method, chunk=None):
-    topology = compose(method).topology
+    spec = get_method(method)
     with DEVICE:
         backbone = encoder("tiny", "cifar", 16)
-        head = predictor() if topology.predictor else None
-        networks = SiameseNetworks(backbone, projector(backbone.width), head, topology.target)
+        head = predictor() if spec.predictor.enabled else None
+        networks = SiameseNetworks(backbone, projector(backbone.width), head, spec.target.enabled)
         bank = MemoryBank(512, 128)
-        bank.push(torch.empty(512, 128), torch.arange(512))
-        meter = RunningMean(("loss", *fact_names(compose(method))))
+        bank.enqueue(torch.empty(512, 128), torch.arange(512))
+        meter = RunningMean(("loss", *spec.metric_names))
         images = torch.zeros(8, 3, 16, 16, dtype=torch.uint8)
     learned = [p for p in networks.parameters() if p.requires_grad]
     optimizer = sgd(learned, OptimConfig(weight_decay=1e-3))
@@ -53,12 +52,12 @@ def make(method, chunk=None):
         draws = views.sample_params(8, torch.Generator().manual_seed(0), device=DEVICE)
         given = views.apply(images, draws, channels_last=True)
         ids = torch.arange(8, device=DEVICE)
-        loss, facts, latest = step_loss(networks, given, ids, compose(method), bank, None, chunk)
+        loss, facts, latest = step_loss(networks, given, ids, get_method(method), bank, None, chunk)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        networks.update_target(compose(method).topology.momentum or 0.0)
-        bank.push(latest.keys, latest.ids)
+        networks.update_target(spec.target.momentum)
+        bank.enqueue(latest.keys, latest.ids)
         meter.update({"loss": loss.detach(), **facts})
         return loss
 

@@ -68,8 +68,10 @@ def inspect(arguments: Sequence[str]) -> None:
 
 def methods(arguments: Sequence[str]) -> None:
     config = settings.build(MethodsConfig, *settings.parse(arguments, MethodsConfig))
+    from psm.methods.plugins import load_plugins
     from psm.reporting.terminal import method_table, methods_table
 
+    load_plugins(config.plugins)
     method_table(config.method) if config.method else methods_table()
 
 

@@ -3,20 +3,13 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-OBJECTIVES = ("contrastive", "regression", "variance-covariance")
-RULES = ("key", "nearest", "neighbors")
-WEIGHTINGS = ("V0", "V1", "V2", "V3", "V4")
-INDEXES = ("exact", "faiss")
-SOURCES = ("views", "positives", "bank", "queries", "none")
-MASSES = ("sum", "debiased", "hard", "bayesian")
-
 # What is about one call and not about a run: never stored with it, never read from a file.
 CALL_KEYS = ("out", "resume", "overwrite", "progress")
 
 # What may differ when a run is resumed; anything else would make it another run.
 MAY_CHANGE = {
     *CALL_KEYS,
-    *("accelerator", "devices", "num_nodes", "strategy", "loggers"),
+    *("accelerator", "devices", "num_nodes", "strategy", "loggers", "plugins"),
     *("images.root", "images.download", "images.memory", "images.cache", "images.max_unreadable"),
 }
 
@@ -63,63 +56,6 @@ class ViewsConfig:
     blur: float | None = key(None, "probability of a Gaussian blur")
     sigma: list[float] | None = key(None, "blur: smallest and largest standard deviation, in pixels of the view")
     solarize: float | None = key(None, "probability of inverting the pixels brighter than the middle")
-
-
-@dataclass
-class PositivesConfig:
-    """Which vectors a query is pulled to. None: as the method says."""
-
-    rule: str | None = key(None, "key: the other view; nearest: its nearest bank row; neighbors: the key and k rows")
-    k: int | None = key(None, "how many positives are mined (eq. 3)")
-    weighting: str | None = key(None, "weights of the mined positives: V0 (eq. 5), V1, V2, V3 or V4 (figure 5)")
-
-
-@dataclass
-class NegativesConfig:
-    """Which vectors a query is pushed from, and what they weigh. None: as the method says."""
-
-    source: str | None = key(None, "of the other images: views, positives, queries; or bank; or none")
-    pnsm: bool | None = key(None, "mine potential negatives: keep each with the probability of eq. 8")
-    a: float | None = key(None, "PNSM: how fast that probability falls off (eq. 8)")
-    mass: str | None = key(None, "sum, debiased (DCL), hard (HCL) or bayesian (BCL)")
-    tau: float | None = key(None, "debiased, hard, bayesian: assumed share of false negatives")
-    alpha: float | None = key(None, "bayesian: assumed quality of the encoder, from 0.5 to 1")
-    beta: float | None = key(None, "hard, bayesian: how much hard negatives count")
-    hardest: int | None = key(None, "bank: how many of a query's hardest rows are mixed (MoCHi)")
-    mixed: int | None = key(None, "bank: synthetic negatives from pairs of those rows (MoCHi)")
-    mixed_query: int | None = key(None, "bank: synthetic negatives from those rows and the query (MoCHi)")
-
-
-@dataclass
-class BankConfig:
-    """The memory that samples are mined from. None: as the method says."""
-
-    size: int | None = key(None, "rows in the bank")
-    index: str | None = key(None, "exact, or faiss: an approximate search, for large banks on a CPU")
-    own: bool | None = key(None, "let a query meet stale copies of its own image there (the papers' plain reading)")
-
-
-@dataclass
-class LossConfig:
-    """The objective. None: as the method says."""
-
-    objective: str | None = key(None, "contrastive, regression (BYOL) or variance-covariance (VICReg)")
-    temperature: float | None = key(None, "t, what similarities are divided by")
-    soft: float | None = key(None, "weight of the method's own term (PSM: L_soft, eq. 6); 0 drops it")
-    hard: float | None = key(None, "lambda, weight of L_hard (eq. 4, 7) beside it; 0 drops it")
-    invariance: float | None = key(None, "variance-covariance: weight of the distance between the views")
-    variance: float | None = key(None, "variance-covariance: weight of each dimension's deviation falling short of 1")
-    covariance: float | None = key(None, "variance-covariance: weight of the covariance between dimensions")
-    symmetric: bool | None = key(None, "mean of both directions between the views; false: view 1 to view 2 alone")
-
-
-@dataclass
-class TopologyConfig:
-    """Which networks make queries and keys. None: as the method says."""
-
-    target: bool | None = key(None, "keys come from a target network, a moving average of the online one")
-    momentum: float | None = key(None, "share of itself that the target keeps at each step (EMA)")
-    predictor: bool | None = key(None, "queries are predictions of the other view's projection")
 
 
 @dataclass
@@ -193,15 +129,20 @@ class PretrainConfig:
         [], "beside metrics.jsonl: any of tensorboard, csv, wandb, mlflow, module.Class; written [csv,wandb]"
     )
     progress: bool = key(True, "show a progress bar")
+    plugins: list[str] = key([], "Python files or modules that register parts and methods, [my_parts.py]")
     trainer: dict[str, Any] = key(dict, "anything else for Lightning's Trainer, for example trainer.deterministic=true")
     images: ImagesConfig = key(ImagesConfig, "")
     views: ViewsConfig = key(ViewsConfig, "")
     heads: HeadsConfig = key(HeadsConfig, "")
-    positives: PositivesConfig = key(PositivesConfig, "")
-    negatives: NegativesConfig = key(NegativesConfig, "")
-    bank: BankConfig = key(BankConfig, "")
-    loss: LossConfig = key(LossConfig, "")
-    topology: TopologyConfig = key(TopologyConfig, "")
+    positives: dict[str, Any] = key(dict, "what a query is pulled to: positives.rule=view, nn or knn")
+    negatives: dict[str, Any] = key(dict, "what a query is pushed from: negatives.source=views, positives, bank, ...")
+    sampler: dict[str, Any] = key(dict, "which negatives are kept: sampler.name=pnsm or none")
+    weighting: dict[str, Any] = key(dict, "what negatives weigh: weighting.name=sum, debiased, hard or bayesian")
+    objective: dict[str, Any] = key(dict, "objective.name=contrastive, byol or vicreg")
+    loss: dict[str, Any] = key(dict, "temperature, soft_weight, hard_weight (lambda), symmetric")
+    bank: dict[str, Any] = key(dict, "the memory bank: size, index, allow_self")
+    target: dict[str, Any] = key(dict, "the target network: enabled, momentum (EMA)")
+    predictor: dict[str, Any] = key(dict, "the predictor: enabled")
     optim: OptimConfig = key(OptimConfig, "")
     monitor: MonitorConfig = key(MonitorConfig, "")
     save: SaveConfig = key(SaveConfig, "")
@@ -233,6 +174,7 @@ class LinearConfig:
 class EvaluateConfig:
     """psm evaluate: score a frozen encoder."""
 
+    plugins: list[str] = key([], "Python files or modules that register parts and methods, [my_parts.py]")
     checkpoint: str = key("", "run folder, checkpoint (.ckpt) or encoder (.safetensors) (needed)")
     data: str | None = key(None, "as in pretrain; none: the data that the encoder was trained on")
     out: str | None = key(None, "folder for scores.jsonl; none: the run folder, or the folder of the file")
@@ -251,6 +193,7 @@ class EvaluateConfig:
 class InspectConfig:
     """psm inspect: a page that shows what a run mined, query by query and epoch by epoch."""
 
+    plugins: list[str] = key([], "Python files or modules that register parts and methods, [my_parts.py]")
     run: str = key("", "run folder to look into (needed; may stand alone: psm inspect runs/a)")
     data: str | None = key(None, "where the run's images are now, if they have moved; none: where they were")
     out: str | None = key(None, "page to write; none: inspect.html in the run folder, replaced if it is there")
@@ -276,6 +219,7 @@ class DataConfig:
 class MethodsConfig:
     """psm methods: the table of methods; with method= one of them with its settings and reference."""
 
+    plugins: list[str] = key([], "Python files or modules that register parts and methods, [my_parts.py]")
     method: str | None = key(None, "the method to describe")
 
 
@@ -283,6 +227,7 @@ class MethodsConfig:
 class ExperimentConfig:
     """psm experiment: the paper's tables and figures; `list` them, `run NAME...` some or all, `report` the results."""
 
+    plugins: list[str] = key([], "Python files or modules that register parts and methods, [my_parts.py]")
     out: str = key("study", "folder of the study: run folders, results, pages")
     preset: str = key("laptop", "scale of every run: paper (GPU), laptop or smoke; see `psm experiment list`")
     data: list[str] | None = key(None, "sets to run on, [cifar10,cifar100] or a folder; none: as the preset says")

@@ -21,6 +21,7 @@ from psm.config.schema import EvaluateConfig, ImagesConfig, PretrainConfig, View
 from psm.data import ImageDataset, ImageStore, load_dataset
 from psm.evaluation.features import extract
 from psm.evaluation.scores import Accuracy, knn, linear
+from psm.methods.plugins import load_plugins
 from psm.models import networks
 from psm.models.pretrained import EncoderInfo, find_encoder, load_encoder
 from psm.training.checkpoint import read_checkpoint
@@ -74,6 +75,7 @@ def run_evaluation(
 ) -> Evaluation:
     """Evaluate as the merged overrides say; ``data`` stands in for what its key names."""
     asked = settings.build(EvaluateConfig, *overrides)
+    load_plugins(asked.plugins)
     if not asked.checkpoint:
         raise UserError("checkpoint= is missing: give a run folder, for example checkpoint=runs/a.")
     check_settings(asked)

@@ -11,7 +11,7 @@ from torch.nn.functional import normalize
 from psm.data import ImageDataset
 from psm.evaluation.mining_analysis import load_snapshot
 from psm.mining.memory_bank import MemoryBank
-from psm.mining.negatives import of_the_bank
+from psm.mining.negatives import bank_negatives
 from psm.utils.errors import UserError
 from psm.utils.seeding import generator
 from psm.views.transform import Views
@@ -54,7 +54,12 @@ class Rank:
 
 @torch.no_grad()
 def negative_gradients(
-    query: Tensor, key: Tensor, bank: MemoryBank, temperature: float, ranks: int = RANKS, own: Tensor | None = None
+    query: Tensor,
+    key: Tensor,
+    bank: MemoryBank,
+    temperature: float,
+    ranks: int = RANKS,
+    exclude_ids: Tensor | None = None,
 ) -> NegativeGradients:
     """For unit queries (N, D) and their keys (N, D): the gradients of the ``ranks`` most similar bank rows.
 
@@ -62,7 +67,7 @@ def negative_gradients(
     negative is a positive; dL/ds is then s (appendix B). Under InfoNCE it is softmax(s / t) / t. The gradient of s with
     respect to a query of unit length, before it is normalized, has the length sqrt(1 - s^2) in both.
     """
-    negatives = of_the_bank(query, bank, own)
+    negatives = bank_negatives(query, bank, exclude_ids)
     similarity = negatives.similarity.masked_fill(~negatives.mask, -torch.inf)
     positive = (query * key).sum(1, keepdim=True)
     log_mass = torch.logsumexp(torch.cat([positive, similarity], 1) / temperature, 1, keepdim=True)
@@ -86,13 +91,13 @@ def gradient_ranks(
     The queries are spread evenly over the training images. Where the run lets a query meet its own image in the
     bank (MoCo v2 does), it does so here.
     """
-    moment = load_snapshot(Path(checkpoint))
-    config, composition, networks, bank = moment.config, moment.composition, moment.networks, moment.bank
+    snapshot = load_snapshot(Path(checkpoint))
+    config, method, networks, bank = snapshot.config, snapshot.method, snapshot.networks, snapshot.bank
     if bank is None:
         raise UserError(f"{checkpoint} has no bank to rank negatives of: give a run of mocov2, for example.")
     # No rank may be empty for any query: one that may not meet its own image has as many rows fewer.
-    ranks = max(1, min(ranks, bank.fill if composition.bank.own else bank.fill // 2))
-    views = Views(config.views, data.size, moment.views.mean, moment.views.std)
+    ranks = max(1, min(ranks, bank.fill if method.bank.allow_self else bank.fill // 2))
+    views = Views(config.views, data.size, snapshot.views.mean, snapshot.views.std)
     chosen = torch.linspace(0, len(data.train) - 1, min(queries, len(data.train))).long()
     parts = []
     for number, ids in enumerate(chosen.split(batch)):
@@ -100,8 +105,8 @@ def gradient_ranks(
         first, second = views.apply(data.train.take(ids), draws)
         query = normalize(networks.predict(networks.projector(networks.encoder(first))), dim=1)
         key = normalize(networks.keys(second), dim=1)
-        own = None if composition.bank.own else ids
-        parts.append(negative_gradients(query, key, bank, composition.loss.temperature, ranks, own))
+        exclude_ids = None if method.bank.allow_self else ids
+        parts.append(negative_gradients(query, key, bank, method.loss.temperature, ranks, exclude_ids))
     joined = NegativeGradients(*(torch.cat(x) for x in zip(*parts, strict=True)))
     return [asdict(rank) for rank in by_rank(joined, chosen, data.train.labels)]
 

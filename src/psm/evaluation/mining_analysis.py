@@ -12,11 +12,12 @@ from torch.nn.functional import normalize
 from psm.config import merge as settings
 from psm.config.schema import PretrainConfig, ViewsConfig
 from psm.data import ImageDataset, ImageStore
-from psm.methods.build import build_networks, composition_of
-from psm.methods.registry import Composition
-from psm.mining.memory_bank import MemoryBank, Mined
-from psm.mining.negatives import keep_probability, of_the_bank
-from psm.mining.positives import Positives, key_alone, nearest, soft_neighbors
+from psm.methods.build import build_networks, method_of
+from psm.methods.spec import MethodSpec
+from psm.mining.batch import MiningBatch
+from psm.mining.memory_bank import MemoryBank
+from psm.mining.negatives import FlatCandidates, NegativeSource, NoNegatives, ViewNegatives
+from psm.mining.positives import PositiveRule, Positives, ViewPositives
 from psm.models.siamese import SiameseNetworks
 from psm.training.checkpoint import read_checkpoint
 from psm.utils.errors import UserError
@@ -32,7 +33,7 @@ class RunSnapshot:
 
     epoch: float  # how often the images had been seen
     config: PretrainConfig
-    composition: Composition
+    method: MethodSpec
     networks: SiameseNetworks
     bank: MemoryBank | None
     views: Views
@@ -61,11 +62,6 @@ class Mining(NamedTuple):
     keep: Tensor  # (Q, C) probability that the negative is kept (eq. 8); 1 without PNSM
 
 
-def source_of(composition: Composition) -> str:
-    """Where the negatives come from in the method's own term, or in L_hard where that is the only one."""
-    return composition.negatives.source if composition.loss.soft else "views"
-
-
 def load_snapshot(checkpoint: Path, encoder: nn.Module | None = None) -> RunSnapshot:
     """The networks and the bank of a checkpoint, ready to mine with. ``encoder`` receives the weights of a run that
     was given a network of the user's own."""
@@ -77,9 +73,9 @@ def load_snapshot(checkpoint: Path, encoder: nn.Module | None = None) -> RunSnap
             f"{checkpoint} holds a network of its user's own, which cannot be rebuilt from it: give that network, from "
             "Python, as encoder=."
         )
-    composition, info = composition_of(config), described["encoder_info"]
-    networks = build_networks(config, info["size"], encoder if config.encoder == "custom" else None)
-    bank = MemoryBank(composition.bank.size, config.heads.out_dim) if composition.needs_bank else None
+    method, info = method_of(config), described["encoder_info"]
+    networks = build_networks(config, method, info["size"], encoder if config.encoder == "custom" else None)
+    bank = MemoryBank(method.bank.size, config.heads.out_dim) if method.needs_bank else None
     try:
         networks.load_state_dict(_part(state, "networks."))
         if bank is not None:
@@ -88,92 +84,99 @@ def load_snapshot(checkpoint: Path, encoder: nn.Module | None = None) -> RunSnap
         raise UserError(f"{checkpoint} does not fit its networks: {' '.join(str(error).split())}") from None
     views = Views(ViewsConfig(size=info["size"]), info["size"], info["mean"], info["std"])
     epoch = content["global_step"] / max(1, described["images"] // config.batch_size)
-    return RunSnapshot(epoch, config, composition, networks.eval(), bank, views)
+    return RunSnapshot(epoch, config, method, networks.eval(), bank, views)
 
 
 @torch.inference_mode()
 def embed(
-    moment: RunSnapshot, images: ImageStore, ids: Tensor, advance: Callable[[int], Any] = lambda count: None
+    snapshot: RunSnapshot, images: ImageStore, ids: Tensor, advance: Callable[[int], Any] = lambda count: None
 ) -> Embedded:
     """Queries, keys and projections of the images at ``ids``; ``advance`` is told how many more are done."""
     parts = []
     for rows in ids.split(BATCH):
-        inputs = moment.views.plain(images.take(rows))
-        projection = moment.networks.projector(moment.networks.encoder(inputs))
-        vectors = moment.networks.predict(projection), moment.networks.keys(inputs), projection
+        inputs = snapshot.views.plain(images.take(rows))
+        projection = snapshot.networks.projector(snapshot.networks.encoder(inputs))
+        vectors = snapshot.networks.predict(projection), snapshot.networks.keys(inputs), projection
         parts.append([normalize(vector.float(), dim=1) for vector in vectors])
         advance(len(rows))
     return Embedded(ids, *(torch.cat(column) for column in zip(*parts, strict=True)))
 
 
 @torch.inference_mode()
-def mine(moment: RunSnapshot, queries: Embedded, others: Embedded) -> Mining:
+def mine(snapshot: RunSnapshot, queries: Embedded, others: Embedded) -> Mining:
     """Mine for the queries as a step of the method would, in a batch whose other images are ``others``.
 
-    On plain views the two views of an image agree, so that each stands once among the negatives. Synthetic negatives
-    (MoCHi) are of no image and left out. Where a method mines no positives, the nearest rows of its bank, or the
-    nearest of ``others`` where it has none, are given with weight 0: what could be mined.
+    On plain views the two views of an image agree, so each stands once among the negatives. Synthetic negatives
+    (MoCHi) come from no image and are left out. Where a method mines no positives, the nearest rows of its bank, or
+    the nearest of ``others`` where it has none, are given with weight 0: what could be mined.
     """
-    mined, positives = _positives(moment, queries, others)
-    first = positives.vectors[:, 0]
-    source = source_of(moment.composition)
-    anchor = first if source == "queries" else queries.query
-    reference = (queries.query * first).sum(1)
-    ids, vectors, allowed = _candidates(moment, source, queries, others)
-    similarity = anchor @ vectors.T
-    mining = moment.composition.negatives
+    method = snapshot.method
+    rule, source = soft_parts(method)
+    batch = mining_batch(snapshot, queries)
+    positives = rule(batch)
+    anchors, targets = source.anchors(batch, positives)
+    reference = (anchors * targets[:, 0]).sum(1)
+    candidates, allowed = _candidates(snapshot, rule, source, queries, others)
+    similarity = anchors @ candidates.vectors.T
+    mined = _mined(snapshot, batch, positives, others)
     return Mining(
         queries=queries.ids,
         positives=mined.ids,
-        positive_similarity=torch.einsum("nd,nkd->nk", queries.query, mined.vectors),
-        weights=_weights(moment.composition, mined, positives),
+        positive_similarity=mined.similarity,
+        weights=mined.weights,
         reference=reference,
-        negatives=ids,
+        negatives=candidates.ids,
         similarity=similarity,
         allowed=allowed,
-        keep=keep_probability(similarity, reference, mining.a if mining.pnsm else 0.0),
+        keep=method.sampler.probability(similarity, reference),
     )
 
 
-def _positives(moment: RunSnapshot, queries: Embedded, others: Embedded) -> tuple[Mined, Positives]:
-    """The bank rows found for each query, and what the query is pulled to."""
-    composition, bank = moment.composition, moment.bank
-    if composition.mines:
-        mined = bank.nearest(queries.key, composition.mined, None if composition.bank.own else queries.ids)
-        if composition.positives.rule == "nearest":
-            return mined, nearest(queries.key, mined)
-        return mined, soft_neighbors(queries.projection, queries.key, mined, composition.positives.weighting)
-    if bank is None:
-        bank = MemoryBank(len(others.ids), others.key.shape[1])
-        bank.push(others.key, others.ids)
-    return bank.nearest(queries.key, composition.positives.k or NEIGHBORS, queries.ids), key_alone(queries.key)
+def soft_parts(method: MethodSpec) -> tuple[PositiveRule, NegativeSource]:
+    """Positives and negatives of the method's own term, or of L_hard where that is the only one."""
+    return (method.positives, method.negatives) if method.loss.soft_weight else (ViewPositives(), ViewNegatives())
 
 
-def _weights(composition: Composition, mined: Mined, positives: Positives) -> Tensor:
-    if not composition.mines:
-        return torch.zeros_like(mined.similarity)
-    weights = positives.weights if composition.positives.rule == "nearest" else positives.weights[:, 1:]
-    return weights * mined.found[:, None]
+def mining_batch(snapshot: RunSnapshot, images: Embedded) -> MiningBatch:
+    """Images as the parts of a method see them."""
+    vectors = images.query, images.key, images.projection
+    return MiningBatch(*vectors, None, images.ids, snapshot.bank, allow_self=snapshot.method.bank.allow_self)
 
 
-def _candidates(moment: RunSnapshot, source: str, queries: Embedded, others: Embedded) -> tuple[Tensor, Tensor, Tensor]:
-    """The candidates for negatives: ids (C,), vectors (C, D), and whose negatives they are (Q, C)."""
-    if source == "none" or moment.composition.loss.objective != "contrastive":
-        return others.ids[:0], others.key[:0], torch.zeros(len(queries.ids), 0, dtype=torch.bool)
-    if source == "bank":
-        rows, ids = moment.bank.filled
-        own = None if moment.composition.bank.own else queries.ids
-        return ids, rows, of_the_bank(queries.query, moment.bank, own).mask
-    ids, vectors = others.ids[:, None], (others.query if source == "queries" else others.key)[:, None]
-    if source == "positives":
-        mined, positives = _positives(moment, others, others)
-        ids = torch.cat([ids, mined.ids], 1) if moment.composition.mines else ids
-        vectors = positives.vectors
-        if moment.composition.mines and moment.composition.positives.rule == "nearest":
-            ids = torch.where(mined.found[:, None], mined.ids, others.ids[:, None])
-    owners = others.ids[:, None].expand_as(ids).flatten()
-    ids, vectors = ids.flatten(), vectors.flatten(0, 1)
-    return ids, vectors, (owners != queries.ids[:, None]) & (ids >= 0)
+class MinedRows(NamedTuple):
+    """Rows that were, or could be, mined for Q queries, (Q, k) each."""
+
+    ids: Tensor  # -1 where the bank held too few rows
+    similarity: Tensor  # to the query, 0 where there is none
+    weights: Tensor  # 0 where the method does not pull to them
+
+
+def _mined(snapshot: RunSnapshot, batch: MiningBatch, positives: Positives, others: Embedded) -> MinedRows:
+    if snapshot.method.num_mined and positives.ids is not None:
+        columns = slice(positives.first_mined, None)
+        ids, vectors = positives.ids[:, columns], positives.vectors[:, columns]
+        weights = positives.weights[:, columns]
+    else:
+        bank = snapshot.bank
+        if bank is None:
+            bank = MemoryBank(len(others.ids), others.key.shape[1])
+            bank.enqueue(others.key, others.ids)
+        found = bank.search(batch.key, snapshot.method.num_mined or NEIGHBORS, batch.ids)
+        ids, vectors, weights = found.ids, found.vectors, torch.zeros_like(found.similarity)
+    similarity = torch.einsum("nd,nkd->nk", batch.query, vectors)
+    return MinedRows(ids, similarity.masked_fill(ids < 0, 0.0), weights.masked_fill(ids < 0, 0.0))
+
+
+def _candidates(
+    snapshot: RunSnapshot, rule: PositiveRule, source: NegativeSource, queries: Embedded, others: Embedded
+) -> tuple[FlatCandidates, Tensor]:
+    """The candidates for negatives, and whose negatives they are (Q, C)."""
+    if not snapshot.method.objective.uses_negatives:
+        source = NoNegatives()
+    batch = mining_batch(snapshot, others)
+    candidates = source(batch, rule(batch)).flat()
+    allowed = (candidates.owners != queries.ids[:, None]) & (candidates.ids >= 0)
+    return candidates, allowed
 
 
 def same_class(labels: Tensor, queries: Tensor, ids: Tensor) -> Tensor:
@@ -181,7 +184,7 @@ def same_class(labels: Tensor, queries: Tensor, ids: Tensor) -> Tensor:
     return labels[ids.clamp(min=0)] == labels[queries][:, None]
 
 
-def spread(count: int, number: int) -> Tensor:
+def evenly_spaced(count: int, number: int) -> Tensor:
     """At most ``number`` of ``count`` places, evenly spaced from the first to the last."""
     return torch.linspace(0, count - 1, min(number, count)).long()
 
@@ -212,10 +215,10 @@ def mined_samples(
 
     The negatives are evenly spread over the similarities of a batch of training images.
     """
-    moment = load_snapshot(checkpoint)
-    others = spread(len(data.train), batch)
+    snapshot = load_snapshot(checkpoint)
+    others = evenly_spaced(len(data.train), batch)
     others = others[~torch.isin(others, queries)]
-    mining = mine(moment, embed(moment, data.train, queries), embed(moment, data.train, others))
+    mining = mine(snapshot, embed(snapshot, data.train, queries), embed(snapshot, data.train, others))
     labels = data.train.labels
 
     def samples(row: int, ids: Tensor, similarity: Tensor, share: Tensor) -> list[MinedSample]:
@@ -225,11 +228,11 @@ def mined_samples(
 
     found = []
     for row, image in enumerate(queries.tolist()):
-        pulled = (mining.positives[row] >= 0) & moment.composition.mines
+        pulled = (mining.positives[row] >= 0) & (snapshot.method.num_mined > 0)
         mine_of = mining.positives[row], mining.positive_similarity[row], mining.weights[row]
         places = mining.allowed[row].nonzero().flatten()
         places = places[mining.similarity[row, places].argsort(descending=True)]
-        places = places[spread(len(places), negatives)]
+        places = places[evenly_spaced(len(places), negatives)]
         pushed = mining.negatives[places], mining.similarity[row, places], mining.keep[row, places]
         found.append(MinedQuery(image, samples(row, *(x[pulled] for x in mine_of)), samples(row, *pushed)))
     return found

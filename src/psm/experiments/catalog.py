@@ -140,9 +140,9 @@ EXPERIMENTS: dict[str, Experiment] = {
             "table",
             (
                 _psm("PSM"),
-                _psm("without L_hard", "PSM", loss__hard=0.0),
-                Configuration("without L_soft", {"method": "psm", "loss.soft": 0.0}, "PSM"),
-                _psm("PPSM (without PNSM)", "PSM", negatives__pnsm=False),
+                _psm("without L_hard", "PSM", loss__hard_weight=0.0),
+                Configuration("without L_soft", {"method": "psm", "loss.soft_weight": 0.0}, "PSM"),
+                _psm("PPSM (without PNSM)", "PSM", sampler__name="none"),
             ),
             CIFAR,
             claim="Each part helps; without L_soft most is lost on CIFAR-10, without PNSM on CIFAR-100.",
@@ -169,11 +169,11 @@ EXPERIMENTS: dict[str, Experiment] = {
             "table",
             (
                 _method("SimCLR", "simclr"),
-                _method("SimCLR with PNSM", "simclr", "SimCLR", negatives__pnsm=True),
+                _method("SimCLR with PNSM", "simclr", "SimCLR", sampler__name="pnsm"),
                 _method("MoCo v2", "mocov2"),
-                _method("MoCo v2 with PNSM", "mocov2", "MoCo v2", negatives__pnsm=True),
+                _method("MoCo v2 with PNSM", "mocov2", "MoCo v2", sampler__name="pnsm"),
                 _method("HCL", "hcl"),
-                _method("HCL with PNSM", "hcl", "HCL", negatives__pnsm=True),
+                _method("HCL with PNSM", "hcl", "HCL", sampler__name="pnsm"),
             ),
             CIFAR,
             claim="It helps all three roughly, SimCLR and MoCo v2 by 1 to 3 points, HCL by less.",
@@ -228,10 +228,10 @@ EXPERIMENTS: dict[str, Experiment] = {
             "bars",
             (
                 _psm("V0"),
-                _psm("V1", "V0", positives__weighting="V1"),
-                _psm("V2", "V0", positives__weighting="V2"),
-                _psm("V3", "V0", positives__weighting="V3"),
-                _psm("V4", "V0", positives__weighting="V4"),
+                _psm("V1", "V0", positives__weights="V1"),
+                _psm("V2", "V0", positives__weights="V2"),
+                _psm("V3", "V0", positives__weights="V3"),
+                _psm("V4", "V0", positives__weights="V4"),
             ),
             CIFAR,
             axis="weights of the mined positives",
@@ -259,7 +259,7 @@ EXPERIMENTS: dict[str, Experiment] = {
             "How does a, the fall-off of the probability to keep a negative (eq. 8), matter?",
             "sweep",
             tuple(
-                _psm(f"a = {a:g}", None if a == 0.5 else "a = 0.5", a, **({} if a == 0.5 else {"negatives__a": a}))
+                _psm(f"a = {a:g}", None if a == 0.5 else "a = 0.5", a, **({} if a == 0.5 else {"sampler__a": a}))
                 for a in (0.1, 0.5, 1.0, 2.0, 5.0)
             ),
             CIFAR,
@@ -273,7 +273,7 @@ EXPERIMENTS: dict[str, Experiment] = {
             "How does lambda, the weight of L_hard beside L_soft (eq. 7), matter?",
             "sweep",
             tuple(
-                _psm(f"λ = {x:g}", None if x == 1 else "λ = 1", x, **({} if x == 1 else {"loss__hard": x}))
+                _psm(f"λ = {x:g}", None if x == 1 else "λ = 1", x, **({} if x == 1 else {"loss__hard_weight": x}))
                 for x in (0.0, 0.5, 1.0, 2.0, 5.0)
             ),
             CIFAR,

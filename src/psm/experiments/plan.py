@@ -7,7 +7,7 @@ experiments are one run, and a changed setting is a new one. Imports nothing hea
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,9 @@ from psm.config.schema import MAY_CHANGE, EvaluateConfig, ExperimentConfig, Pret
 from psm.data.registry import NAMES
 from psm.experiments import catalog, presets
 from psm.experiments.catalog import Configuration, Experiment
-from psm.methods.registry import METHODS, Composition, compose
+from psm.methods import KINDS, METHODS
+from psm.methods.build import GROUPS, method_of
+from psm.methods.plugins import load_plugins
 from psm.utils.errors import UserError, did_you_mean
 
 # The suite decides these itself.
@@ -93,6 +95,7 @@ def read_request(names: Sequence[str], *overrides: Mapping[str, Any]) -> Request
     preset = presets.find(mine.get("preset", ExperimentConfig().preset))
     beforehand = {dotted: value for dotted, value in preset.settings.items() if dotted in own}
     config = settings.build(ExperimentConfig, beforehand, mine)
+    config = replace(config, plugins=load_plugins(config.plugins))
     _check(config)
     catalog.find(list(names))
     return Request(tuple(names), config, runs, mine | runs)
@@ -104,7 +107,7 @@ def check_keys(dotted_keys: Iterable[str]) -> None:
     passed = [row.key for row in settings.rows(PretrainConfig) if row.key not in RESERVED]
     known = [*own, *passed, "config"]
     for dotted in dotted_keys:
-        if dotted in known or dotted.startswith("trainer."):
+        if dotted in known or dotted.partition(".")[0] in (*GROUPS, "trainer"):
             continue
         if dotted in ("seed", "method"):
             raise UserError(f"{dotted!r} is the suite's to set: give {dotted}s=[...] instead.")
@@ -178,7 +181,8 @@ def _seeds(
 
 def _common(request: Request, preset: presets.Preset, data: str) -> dict[str, Any]:
     own = {row.key for row in settings.rows(ExperimentConfig)}
-    return {k: v for k, v in preset.settings.items() if k not in own} | dict(request.keys) | {"data": placed(data)}
+    given = {k: v for k, v in preset.settings.items() if k not in own} | dict(request.keys)
+    return given | {"data": placed(data), "plugins": request.config.plugins}
 
 
 def _planned(row: Configuration, request: Request, preset: presets.Preset, data: str, seed: int) -> PlannedRun:
@@ -246,21 +250,22 @@ def resolved(overrides: Mapping[str, Any]) -> dict[str, Any]:
 def _resolved(overrides: str) -> dict[str, Any]:
     """Building is slow, and runs differ in the seed alone where they do not differ in their row."""
     config = settings.build(PretrainConfig, json.loads(overrides))
-    composition = compose(config.method, {f.name: getattr(config, f.name) for f in fields(Composition)})
-    full = replace(config, **{f.name: getattr(composition, f.name) for f in fields(Composition)})
+    full = replace(config, **method_of(config).to_dict())
     return dict(settings.flatten(settings.to_dict(full)))
 
 
 def _changes(full: Mapping[str, Any]) -> dict[str, Any]:
-    """How a run's composition differs from its method's row, but for the bank's size, which is a matter of scale."""
-    row = dict(settings.flatten({"": asdict(METHODS[full["method"]].composition)}))
-    plain = {k.removeprefix("."): v for k, v in row.items()}
-    return {k: full[k] for k, v in plain.items() if full[k] != v and k != "bank.size"}
+    """How a run's method differs from its row of the table, but for the bank's size, which is a matter of scale."""
+    row = dict(settings.flatten(METHODS[full["method"]].spec.to_dict()))
+    mine = {k: v for k, v in full.items() if k.partition(".")[0] in GROUPS and k != "bank.size"}
+    return {k: v for k, v in mine.items() if row.get(k) != v}
 
 
 def _slug(dotted: str, value: Any) -> str:
-    """``k10`` for positives.k=10, ``no-pnsm`` for negatives.pnsm=false."""
-    name = dotted.rpartition(".")[2]
+    """``k10`` for positives.k=10, ``sampler-none`` for sampler.name=none."""
+    group, _, name = dotted.rpartition(".")
+    if group in KINDS and name == KINDS[group].selector:
+        return f"{group}-{value}"
     if isinstance(value, bool):
         return name if value else f"no-{name}"
     return f"{name}{value:g}" if isinstance(value, (int, float)) else f"{name}{value}"

@@ -21,6 +21,7 @@ from psm.config.schema import MAY_CHANGE
 from psm.experiments.plan import BASELINES, PlannedRun, data_name
 from psm.experiments.results import Study, has_gradients, read_record, write_record
 from psm.kernels.malloc import keep_freed_memory
+from psm.methods.plugins import load_plugins
 from psm.utils.errors import Diverged, UserError
 from psm.utils.locking import locked
 from psm.utils.run_folder import RunFolder, read_lines
@@ -52,6 +53,7 @@ def main() -> int:
     keep_freed_memory()
     logging.basicConfig(level=logging.WARNING, format="psm: %(message)s")
     try:
+        load_plugins(job.run.settings.get("plugins", []))
         work(job)
     except (UserError, Diverged) as error:
         print(f"psm: {error}", file=sys.stderr)

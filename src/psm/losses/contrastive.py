@@ -1,188 +1,227 @@
-"""A method's loss for one directed pair: positives and negatives are mined, then contrasted."""
+"""The loss of one direction, from queries, keys and a memory bank, put together from open parts."""
 
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from psm.kernels import similarity as products
-from psm.losses import negative_weighting as masses
 from psm.losses.chunked import sum_over_anchors
-from psm.losses.functional import contrastive, logsumexp_of_products, regression, variance_covariance
-from psm.methods.registry import Composition
+from psm.losses.functional import holds_no_products, logsumexp_of_products
+from psm.losses.negative_weighting import WEIGHTINGS, NegativeWeighting
+from psm.losses.objectives import OBJECTIVES, Objective, ProjectionObjective
+from psm.mining.batch import MiningBatch
 from psm.mining.memory_bank import MemoryBank
-from psm.mining.negatives import Negatives, mine_negatives, mixed, of_other_images, of_the_bank
-from psm.mining.positives import Positives, key_alone, nearest, soft_neighbors
-from psm.models.siamese import Embeddings, Pair, pairs
+from psm.mining.negatives import NEGATIVES, Anchors, Candidates, NegativeSource, ViewNegatives
+from psm.mining.pnsm import SAMPLERS, NegativeSampler
+from psm.mining.positives import POSITIVES, PositiveRule, Positives, ViewPositives
+
+NORM_TOLERANCE = 1e-2  # of |v| from 1: bfloat16 rounds by less
 
 
-class Outcome(NamedTuple):
-    """The loss (), and what is worth knowing of how it came about: scalars on the device, no gradient."""
+class LossOutput(NamedTuple):
+    """The loss () and its metrics: scalars on the device, no gradient."""
 
     loss: Tensor
-    facts: dict[str, Tensor]
+    metrics: dict[str, Tensor]
 
 
-def fact_names(composition: Composition) -> tuple[str, ...]:
-    """The facts that a method's outcome comes with."""
-    contrasts = ("chance", "negatives_kept") if composition.loss.objective == "contrastive" else ()
-    mining = ("mined_similarity", "mined_share") if composition.mines else ()
-    return (*contrasts, *mining, *(("bank_fill",) if composition.needs_bank else ()))
+class ContrastiveLoss(nn.Module):
+    """Pull each query to its positives and push it from its negatives (eq. 4, 6, 8-10). The defaults are PSM's.
 
+    L = soft_weight * L_soft + hard_weight * L_hard: L_soft has the positives and negatives given here, L_hard (eq. 4)
+    the key alone against both views of the other images. Holds no state; the bank is passed in and only read.
 
-def loss_of(
-    embeddings: Embeddings,
-    composition: Composition,
-    bank: MemoryBank | None = None,
-    ids: Tensor | None = None,
-    generator: torch.Generator | None = None,
-) -> Outcome:
-    """The loss of a batch: the mean over its directed pairs."""
-    loss = composition.loss
-    if loss.objective == "variance-covariance":
-        z1, z2 = (x.float() if x.dtype in (torch.bfloat16, torch.float16) else x for x in embeddings.projection)
-        return Outcome(variance_covariance(z1, z2, loss.invariance, loss.variance, loss.covariance), {})
-    outcomes = [contrast(pair, composition, bank, ids, generator) for pair in pairs(embeddings, loss.symmetric)]
-    facts = {name: torch.stack([o.facts[name] for o in outcomes]).mean() for name in outcomes[0].facts}
-    return Outcome(torch.stack([outcome.loss for outcome in outcomes]).mean(), facts)
-
-
-def contrast(
-    pair: Pair,
-    composition: Composition,
-    bank: MemoryBank | None = None,
-    ids: Tensor | None = None,
-    generator: torch.Generator | None = None,
-) -> Outcome:
-    """L = soft * (the method's own term) + hard * L_hard (eq. 7), the mean over the queries.
-
-    ``ids`` (N,) of the images keep a query from meeting a stale copy of its own image in the bank; ``generator``
-    decides the draws of PNSM and of mixing. The bank is only read.
+    Args:
+        positives: positive rule: a name (``view``, ``nn``, ``knn``), settings or a ``PositiveRule``.
+        negatives: negative source: ``views``, ``positives``, ``queries``, ``bank``, ``mochi`` or a ``NegativeSource``.
+        sampler: which negatives are kept: ``pnsm``, ``none`` or a ``NegativeSampler``.
+        weighting: what negatives weigh: ``sum``, ``debiased``, ``hard``, ``bayesian`` or a ``NegativeWeighting``.
+        objective: ``contrastive``, ``byol`` or an ``Objective``.
+        temperature: t, what similarities are divided by.
+        soft_weight: weight of L_soft.
+        hard_weight: lambda, weight of L_hard (eq. 7).
+        allow_self: let a query meet stale copies of its own image in the bank.
+        detach_keys: keys carry no gradient, as with a target network or a predictor.
     """
-    loss = composition.loss
-    own = None if composition.bank.own else ids
-    parts, facts = [], {}
 
-    def term(positives: Positives, source: str) -> Outcome:
-        return _term(pair, positives, source, composition, bank, own, generator)
+    def __init__(
+        self,
+        positives: Any = "knn",
+        negatives: Any = "positives",
+        sampler: Any = "pnsm",
+        weighting: Any = "sum",
+        objective: Any = "contrastive",
+        temperature: float = 0.5,
+        soft_weight: float = 1.0,
+        hard_weight: float = 1.0,
+        allow_self: bool = False,
+        detach_keys: bool = True,
+    ):
+        super().__init__()
+        self.positives: PositiveRule = POSITIVES.build(positives)
+        self.negatives: NegativeSource = NEGATIVES.build(negatives)
+        self.sampler: NegativeSampler = SAMPLERS.build(sampler)
+        self.weighting: NegativeWeighting = WEIGHTINGS.build(weighting)
+        self.objective: Objective = OBJECTIVES.build(objective)
+        if isinstance(self.objective, ProjectionObjective):
+            raise ValueError(
+                f"objective {self.objective.part_name!r} compares projections and mines nothing: use psm.method_loss."
+            )
+        self.temperature, self.soft_weight, self.hard_weight = temperature, soft_weight, hard_weight
+        self.allow_self, self.detach_keys = allow_self, detach_keys
 
-    if loss.soft:
-        positives, facts = _positives(pair, composition, bank, own)
-        parts.append((loss.soft, term(positives, composition.negatives.source)))
-    if loss.hard:
-        parts.append((loss.hard, term(key_alone(pair.key), "views")))
-    total = sum(weight * outcome.loss for weight, outcome in parts)
-    if loss.objective == "contrastive":
-        facts["chance"] = sum(weight * outcome.facts["chance"] for weight, outcome in parts)
-        facts["negatives_kept"] = torch.stack([outcome.facts["negatives_kept"] for _, outcome in parts]).mean()
-    if composition.needs_bank and bank is not None:
-        facts["bank_fill"] = torch.full((), bank.fill / bank.size, dtype=torch.float32, device=total.device)
-    return Outcome(total, facts)
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        projection: Tensor | None = None,
+        query_view_key: Tensor | None = None,
+        bank: MemoryBank | None = None,
+        ids: Tensor | None = None,
+        generator: torch.Generator | None = None,
+    ) -> LossOutput:
+        """Mean over the queries of the loss of one direction.
+
+        Args:
+            query: (N, D) predictions (or projections) of one view, unit norm as all vectors here.
+            key: (N, D) target projections of the other view.
+            projection: (N, D) online projections of the query's view, which weigh mined positives; None: the queries.
+            query_view_key: (N, D) the key network's projections of the query's view, negatives of L_hard.
+            bank: what positives or negatives are mined from.
+            ids: (N,) ids of the images, which keep a query from meeting its own image in the bank.
+            generator: source of the draws of PNSM and MoCHi.
+        """
+        batch = MiningBatch(
+            query, key, query if projection is None else projection, query_view_key, ids, bank, generator
+        )
+        if not torch.compiler.is_compiling():
+            check_batch(batch)
+        return self.on_batch(batch)
+
+    def on_batch(self, batch: MiningBatch) -> LossOutput:
+        """The same for a batch that is known to be sound."""
+        batch = batch._replace(allow_self=self.allow_self)
+        if self.detach_keys:
+            other = batch.query_view_key
+            batch = batch._replace(key=batch.key.detach(), query_view_key=None if other is None else other.detach())
+        terms, metrics = [], {}
+        if self.soft_weight:
+            soft = self._term(batch, self.positives, self.negatives)
+            terms.append((self.soft_weight, soft))
+            metrics |= {name: soft.metrics[name] for name in self.positives.metric_names}
+        if self.hard_weight:
+            terms.append((self.hard_weight, self._term(batch, ViewPositives(), ViewNegatives())))
+        loss = torch.stack([weight * term.loss for weight, term in terms]).sum()
+        if self.objective.uses_negatives:
+            metrics["chance"] = torch.stack([weight * term.metrics["chance"] for weight, term in terms]).sum()
+            metrics["negatives_kept"] = torch.stack([term.metrics["negatives_kept"] for _, term in terms]).mean()
+        if self.needs_bank and batch.bank is not None:
+            fill = batch.bank.fill / batch.bank.size
+            metrics["bank_fill"] = torch.full((), fill, dtype=torch.float32, device=loss.device)
+        return LossOutput(loss, metrics)
+
+    @property
+    def needs_bank(self) -> bool:
+        """True if anything is mined from the bank."""
+        return self.soft_weight > 0 and (self.positives.num_mined > 0 or self.negatives.needs_bank)
+
+    @property
+    def metric_names(self) -> tuple[str, ...]:
+        """Names of the metrics that the loss comes with."""
+        mined = self.positives.metric_names if self.soft_weight else ()
+        contrast = ("chance", "negatives_kept") if self.objective.uses_negatives else ()
+        return (*mined, *contrast, *(("bank_fill",) if self.needs_bank else ()))
+
+    def _term(self, batch: MiningBatch, rule: PositiveRule, source: NegativeSource) -> LossOutput:
+        """Mean loss of one term, anchors in chunks of bounded memory."""
+        positives = rule(batch)
+        anchors, targets = source.anchors(batch, positives)
+        term = _Term(self, positives, source(batch, positives), batch.generator)
+        total, sums = sum_over_anchors(term, term.columns(anchors), (anchors, targets), term.candidates.tensors)
+        metrics = dict(positives.metrics)
+        if self.objective.uses_negatives:
+            chance, kept, allowed = sums / len(anchors)
+            metrics |= {"chance": chance, "negatives_kept": kept / allowed.clamp(min=1)}
+        return LossOutput(total / len(anchors), metrics)
 
 
-def _positives(
-    pair: Pair, composition: Composition, bank: MemoryBank | None, own: Tensor | None
-) -> tuple[Positives, dict[str, Tensor]]:
-    wanted = composition.positives
-    if not composition.mines or bank is None:
-        return key_alone(pair.key), {}
-    mined = bank.nearest(pair.key.detach(), composition.mined, own)
-    found = mined.found.to(mined.similarity.dtype)
-    facts = {
-        "mined_similarity": mined.similarity.mean(1).sum() / found.sum().clamp(min=1),
-        "mined_share": found.mean(),
-    }
-    if wanted.rule == "nearest":
-        return nearest(pair.key, mined), facts
-    return soft_neighbors(pair.projection, pair.key, mined, wanted.weighting), facts
+@dataclass(frozen=True)
+class _Term:
+    """The loss of a slice of anchors."""
 
+    loss: ContrastiveLoss
+    positives: Positives
+    candidates: Candidates
+    generator: torch.Generator | None
 
-def _term(
-    pair: Pair,
-    positives: Positives,
-    source: str,
-    composition: Composition,
-    bank: MemoryBank | None,
-    own: Tensor | None,
-    generator: torch.Generator | None,
-) -> Outcome:
-    """One term: each anchor is pulled to its positives and pushed from the negatives of that source."""
-    # The softmax runs over keys for each query; in NNCLR over the queries for each positive.
-    anchors, pulled = pair.query, positives.vectors
-    if source == "queries":
-        anchors, pulled = pulled[:, 0], pair.query[:, None]
-    if composition.loss.objective == "regression":
-        similarity = torch.einsum("nd,npd->np", anchors, pulled)
-        return Outcome(regression(similarity, positives.weights, positives.present).mean(), {})
-    mining, temperature = composition.negatives, composition.loss.temperature
-    candidates, present = _candidates(pair, positives, source)
-
-    made = mining.mixed + mining.mixed_query
-    plain_bank = source == "bank" and own is None and mining.mass == "sum" and not (mining.pnsm or made)
-
-    def share(part: slice, anchor: Tensor, pulled: Tensor, *candidates: Tensor) -> tuple[Tensor, Tensor]:
-        """Of some of the anchors: the sum of their losses, and what the facts are made of."""
-        # Over the temperature before the products: to divide what comes of them would take a pass over all pairs.
-        scaled = anchor / temperature
-        logits = torch.einsum("nd,npd->np", scaled, pulled)
-        weights, there = positives.weights[part], positives.present[part]
-        if plain_bank:
-            log_mass = logsumexp_of_products(scaled, bank.filled[0])
-            kept = allowed = torch.full_like(log_mass, bank.fill)
-        else:
-            log_mass, kept, allowed = mined(part, anchor, scaled, logits[:, 0], *candidates)
+    def __call__(self, rows: slice, anchor: Tensor, target: Tensor, *tensors: Tensor) -> tuple[Tensor, Tensor]:
+        """Summed loss () of the anchors (A, D) with targets (A, P, D), and sums of chance, kept and allowed (3,)."""
+        objective = self.loss.objective
+        temperature = self.loss.temperature if objective.uses_negatives else 1.0
+        # Over the temperature before the products: dividing the products would be a pass over all pairs.
+        anchors = Anchors(rows, anchor, anchor if temperature == 1 else anchor / temperature, temperature)
+        logits = torch.einsum("nd,npd->np", anchors.scaled, target)
+        weights, mask = self.positives.weights[rows], self.positives.mask[rows]
+        if not objective.uses_negatives:
+            none = logits.new_full((len(anchor),), -torch.inf)
+            return objective(logits, weights, mask, none).sum(), none.new_zeros(3)
+        log_neg, kept, allowed = self._log_neg(anchors, logits[:, 0], tensors)
         with torch.no_grad():
-            chance = weights.sum(1) * (there.sum(1) + kept).to(weights.dtype).log()
-            told = torch.stack([x.sum().to(chance.dtype) for x in (chance, kept, allowed)])
-        return contrastive(logits, weights, there, log_mass).sum(), told
+            chance = weights.sum(1) * (mask.sum(1) + kept).to(weights.dtype).log()
+            sums = torch.stack([x.sum().to(chance.dtype) for x in (chance, kept, allowed)])
+        return objective(logits, weights, mask, log_neg).sum(), sums
 
-    def mined(part: slice, anchor: Tensor, scaled: Tensor, positive: Tensor, *candidates: Tensor) -> tuple[Tensor, ...]:
-        """Of some of the anchors: the log of their negatives' mass, how many are kept and how many there are."""
-        if source == "bank":
-            whose = None if own is None else own[part]
-            if made:
-                rows = of_the_bank(anchor, bank, whose)
-                both = mixed(anchor, bank, rows, mining.hardest, mining.mixed, mining.mixed_query, generator)
-                negatives = Negatives(both.similarity / temperature, both.allowed)
-            else:
-                negatives = of_the_bank(scaled, bank, whose)
-        else:
-            negatives = of_other_images(scaled, *candidates, present, part.start)
-        keep = negatives.allowed if mining.mass == "sum" else negatives.mask
-        if mining.pnsm:
-            similarities = (x.detach() * temperature for x in (negatives.similarity, positive))
-            keep = negatives.mask & mine_negatives(*similarities, mining.a, generator)
-        log_mass = _log_mass(negatives.similarity, keep, positive, composition)
-        all_of_them = torch.full_like(log_mass, negatives.similarity.shape[1])
-        kept, allowed = (all_of_them if x is None else x.sum(1) for x in (keep, negatives.allowed))
-        return log_mass, kept, allowed
+    def _log_neg(self, anchors: Anchors, positive: Tensor, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """Log of the negatives' weight (A,), how many are kept (A,) and how many there are (A,)."""
+        rows = self._constant_rows()
+        if rows is not None:
+            log_neg = logsumexp_of_products(anchors.scaled, rows)
+            count = torch.full_like(log_neg, len(rows))
+            return log_neg, count, count
+        sampler, weighting = self.loss.sampler, self.loss.weighting
+        negatives = self.candidates.logits(anchors, *tensors)
+        keep = negatives.allowed if weighting.is_sum else negatives.mask
+        if not sampler.keeps_all:
+            similarity, reference = (x.detach() * anchors.temperature for x in (negatives.similarity, positive))
+            keep = negatives.mask & sampler(similarity, reference, self.generator)
+        log_neg = weighting(negatives.similarity, keep, positive, anchors.temperature)
+        every = torch.full_like(log_neg, negatives.similarity.shape[1])
+        kept, allowed = (every if x is None else x.sum(1) for x in (keep, negatives.allowed))
+        return log_neg, kept, allowed
 
-    if source == "bank":
-        bounded = plain_bank and products.summable(anchors, bank.filled[0])  # which holds no matrix of pairs
-        columns = 0 if bounded else bank.fill
-    else:
-        columns = candidates.shape[0] * candidates.shape[1]
-    total, told = sum_over_anchors(share, columns, (anchors, pulled), () if source == "bank" else (candidates,))
-    chance, kept, allowed = told / len(anchors)
-    return Outcome(total / len(anchors), {"chance": chance, "negatives_kept": kept / allowed.clamp(min=1)})
+    def _constant_rows(self) -> Tensor | None:
+        """Rows (M, D) that are summed over for every anchor alike, without a matrix of pairs, if that is possible."""
+        plain = self.loss.weighting.is_sum and self.loss.sampler.keeps_all
+        return self.candidates.constant_rows() if plain else None
 
-
-def _candidates(pair: Pair, positives: Positives, source: str) -> tuple[Tensor, Tensor] | tuple[None, None]:
-    """What each image of the batch offers the others as negatives, (N, C, D), and which of it exists, (N, C)."""
-    if source == "bank":
-        return None, None
-    if source == "positives":
-        return positives.vectors, positives.present
-    candidates = pair.query[:, None] if source == "queries" else torch.stack([pair.key, pair.other], 1)
-    return candidates, torch.ones(candidates.shape[:2], dtype=torch.bool, device=candidates.device)
+    def columns(self, anchors: Tensor) -> int:
+        """How many similarities of an anchor are held at once."""
+        if not self.loss.objective.uses_negatives:
+            return 0
+        rows = self._constant_rows()
+        return 0 if rows is not None and holds_no_products(anchors, rows) else self.candidates.count
 
 
-def _log_mass(logits: Tensor, keep: Tensor | None, positive: Tensor, composition: Composition) -> Tensor:
-    wanted, temperature = composition.negatives, composition.loss.temperature
-    if wanted.mass == "debiased":
-        return masses.debiased(logits, keep, positive, temperature, wanted.tau)
-    if wanted.mass == "hard":
-        return masses.hard(logits, keep, positive, temperature, wanted.tau, wanted.beta)
-    if wanted.mass == "bayesian":
-        return masses.bayesian(logits, keep, wanted.tau, wanted.alpha, wanted.beta)
-    return masses.total(logits, keep)
+def check_batch(batch: MiningBatch) -> None:
+    """Refuse vectors of other shapes or that are not of unit norm; the norm is looked at on CPUs only, where it is
+    cheap (on an accelerator it would wait for the device)."""
+    for name in ("query", "key", "projection", "query_view_key"):
+        vectors = getattr(batch, name)
+        if vectors is None:
+            continue
+        if vectors.ndim != 2 or vectors.shape != batch.query.shape:
+            raise ValueError(
+                f"{name} has the shape {tuple(vectors.shape)}, and query {tuple(batch.query.shape)}: give (N, D) each."
+            )
+        if vectors.device.type == "cpu" and len(vectors):
+            norm = vectors.detach().float().norm(dim=1)
+            if not bool(((norm - 1).abs() < NORM_TOLERANCE).all()):
+                raise ValueError(
+                    f"{name} has vectors of norm {norm.min():.3g} to {norm.max():.3g}: normalize them to unit norm, "
+                    "for example by torch.nn.functional.normalize(x, dim=1)."
+                )
+    if batch.ids is not None and batch.ids.shape != batch.query.shape[:1]:
+        raise ValueError(
+            f"ids have the shape {tuple(batch.ids.shape)}: give one for each of {len(batch.query)} queries."
+        )

@@ -1,4 +1,4 @@
-"""The objectives as pure functions. The contrastive one works in log space: no exponential can overflow."""
+"""Losses as pure functions. The contrastive one works in log space: no exponential can overflow."""
 
 import torch
 from torch import Tensor
@@ -48,6 +48,11 @@ def logsumexp_of_products(queries: Tensor, rows: Tensor) -> Tensor:
     return masked_logsumexp(queries @ rows.to(queries.dtype).T)
 
 
+def holds_no_products(queries: Tensor, rows: Tensor) -> bool:
+    """True if ``logsumexp_of_products`` needs no memory for the products of these queries and rows."""
+    return products.summable(queries, rows)
+
+
 class _LogSumExpOfProducts(torch.autograd.Function):
     @staticmethod
     def forward(ctx, queries: Tensor, rows: Tensor) -> Tensor:
@@ -61,35 +66,47 @@ class _LogSumExpOfProducts(torch.autograd.Function):
         return ctx.saved_tensors[0] * gradient[:, None], None
 
 
-def contrastive(logits: Tensor, weights: Tensor, present: Tensor, log_mass: Tensor) -> Tensor:
-    """Eq. 4 and 6 per anchor (N,): sum_i w_i (log(sum_m exp(l_m) + mass) - l_i) over an anchor's positives.
+def contrastive_loss(logits: Tensor, weights: Tensor, mask: Tensor, log_neg: Tensor) -> Tensor:
+    """Eq. 4 and 6 for each anchor (N,): sum_i w_i (log(sum_m exp(l_m) + exp(log_neg)) - l_i) over its positives.
 
-    ``logits`` (N, P): similarity to each positive over the temperature; ``weights`` (N, P), not differentiated;
-    ``present`` (N, P): which of them exist, all of those stand in the denominator; ``log_mass`` (N,): log of the
-    negatives' mass, -inf where there are none.
+    Args:
+        logits: (N, P) similarity to each positive over the temperature.
+        weights: (N, P), not differentiated.
+        mask: (N, P) which positives exist; all of those stand in the denominator.
+        log_neg: (N,) log of what the negatives weigh, -inf where there are none.
     """
-    denominator = torch.logaddexp(masked_logsumexp(logits, present), log_mass)
-    return (weights.detach() * (denominator[:, None] - logits)).masked_fill(~present, 0.0).sum(1)
+    denominator = torch.logaddexp(masked_logsumexp(logits, mask), log_neg)
+    return (weights.detach() * (denominator[:, None] - logits)).masked_fill(~mask, 0.0).sum(1)
 
 
-def regression(similarity: Tensor, weights: Tensor, present: Tensor) -> Tensor:
-    """BYOL per query (N,): sum_i w_i (2 - 2 s_i), the squared distance between unit vectors, over its positives."""
-    return (weights.detach() * (2 - 2 * similarity)).masked_fill(~present, 0.0).sum(1)
+def byol_loss(similarity: Tensor, weights: Tensor, mask: Tensor) -> Tensor:
+    """BYOL for each query (N,): sum_i w_i (2 - 2 s_i), the squared distance of unit vectors, over its positives.
+
+    Args:
+        similarity: (N, P) to each positive.
+        weights: (N, P), not differentiated.
+        mask: (N, P) which positives exist.
+    """
+    return (weights.detach() * (2 - 2 * similarity)).masked_fill(~mask, 0.0).sum(1)
 
 
-def variance_covariance(
+def vicreg_loss(
     z1: Tensor, z2: Tensor, invariance: float = 25.0, variance: float = 25.0, covariance: float = 1.0
 ) -> Tensor:
     """VICReg of the projections (N, D) of two views, not normalized.
 
-    invariance * MSE + variance * hinge on each dimension's deviation (target 1; mean of the branches) + covariance *
-    squared off-diagonal covariances over D (sum of the branches).
+    Args:
+        z1: projections of view 1.
+        z2: projections of view 2.
+        invariance: weight of the mean squared error between the views.
+        variance: weight of the hinge on each dimension's standard deviation (target 1; mean of the two branches).
+        covariance: weight of the squared off-diagonal covariances over D (sum of the two branches).
     """
     count, width = z1.shape
-    spread, redundancy = 0.0, 0.0
+    hinge, redundancy = z1.new_zeros(()), z1.new_zeros(())
     for z in (z1, z2):
         centered = z - z.mean(0)
-        spread = spread + relu(1 - torch.sqrt(centered.square().sum(0) / (count - 1) + 1e-4)).mean() / 2
+        hinge = hinge + relu(1 - torch.sqrt(centered.square().sum(0) / (count - 1) + 1e-4)).mean() / 2
         joint = centered.T @ centered / (count - 1)
         redundancy = redundancy + (joint.square().sum() - joint.diagonal().square().sum()) / width
-    return invariance * (z1 - z2).square().mean() + variance * spread + covariance * redundancy
+    return invariance * (z1 - z2).square().mean() + variance * hinge + covariance * redundancy

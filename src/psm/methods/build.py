@@ -1,25 +1,59 @@
-"""From a configuration to its parts: the composition of its method and its networks."""
+"""From a configuration to its method and its networks."""
 
 from dataclasses import fields
+from typing import Any
 
 import torch
 from torch import nn
 
 from psm.config.schema import PretrainConfig
-from psm.methods.registry import Composition, compose
+from psm.methods.plugins import missing_plugins
+from psm.methods.registry import METHODS, find_method
+from psm.methods.spec import MethodSpec
 from psm.models import networks
 from psm.models.siamese import SiameseNetworks
+from psm.utils.errors import UserError
 from psm.utils.seeding import derived_seed
 
-
-def composition_of(config: PretrainConfig) -> Composition:
-    """The method's composition with the configuration's overrides put in."""
-    return compose(config.method, {f.name: getattr(config, f.name) for f in fields(Composition)})
+GROUPS = tuple(f.name for f in fields(MethodSpec))
 
 
-def build_networks(config: PretrainConfig, size: int, encoder: nn.Module | None = None) -> SiameseNetworks:
-    """The networks that the configuration names, with weights drawn from its seed, for views of ``size`` pixels."""
-    heads, topology = config.heads, config.topology
+def method_of(config: PretrainConfig) -> MethodSpec:
+    """The method's parts with the configuration's overrides put in.
+
+    A stored configuration is complete, so that its method's row in the table is not needed. Where a part is missing,
+    the plugins that the run was trained with are named.
+    """
+    groups = method_groups(config)
+    try:
+        stored = config.method not in METHODS and all(groups.values())
+        return (MethodSpec() if stored else find_method(config.method).spec).override(groups)
+    except UserError as error:
+        raise missing_plugins(error, config.plugins) from None
+
+
+def method_groups(config: PretrainConfig) -> dict[str, Any]:
+    """The groups of a configuration that describe its method."""
+    return {name: getattr(config, name) for name in GROUPS}
+
+
+def method_title(name: str) -> str:
+    """A method as pages call it: the title of its row, or its name if no row is known."""
+    return METHODS[name].title if name in METHODS else name
+
+
+def build_networks(
+    config: PretrainConfig, method: MethodSpec, size: int, encoder: nn.Module | None = None
+) -> SiameseNetworks:
+    """The networks that the configuration names, with weights drawn from its seed.
+
+    Args:
+        config: encoder, stem, heads and seed.
+        method: says whether there are a target and a predictor.
+        size: of the views in pixels.
+        encoder: a network of the user's own instead of a named one.
+    """
+    heads = config.heads
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derived_seed(config.seed, "weights"))
         backbone = (
@@ -28,5 +62,6 @@ def build_networks(config: PretrainConfig, size: int, encoder: nn.Module | None 
             else networks.as_encoder(encoder, size)
         )
         projector = networks.projector(backbone.width, heads.hidden_dim, heads.out_dim)
-        predictor = networks.predictor(heads.out_dim, heads.hidden_dim, heads.out_dim) if topology.predictor else None
-        return SiameseNetworks(backbone, projector, predictor, topology.target)
+        enabled = method.predictor.enabled
+        predictor = networks.predictor(heads.out_dim, heads.hidden_dim, heads.out_dim) if enabled else None
+        return SiameseNetworks(backbone, projector, predictor, method.target.enabled)

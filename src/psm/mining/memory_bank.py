@@ -7,10 +7,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
-from psm.config.schema import INDEXES
 from psm.kernels import similarity as products
 from psm.mining.faiss_index import InvertedLists
 
+INDEXES = ("exact", "faiss")
 SEARCH_ELEMENTS = 2**22  # similarities held at once while searching: 16 MiB in float32, whatever batch and bank
 QUERIES = 256  # that a CPU searches for at once: more of them, beside fewer rows, leave more to be sorted
 BLOCK = 128
@@ -27,10 +27,10 @@ class Mined(NamedTuple):
 
 
 class MemoryBank(nn.Module):
-    """Holds ``size`` rows; query it, then push: nothing of a batch is in the bank while that batch is mined.
+    """Holds ``size`` rows. Search, then enqueue: nothing of a batch is in the bank while that batch is mined.
 
-    Where the next row goes and how many are filled are plain numbers that follow from what was pushed, so that neither
-    a push nor a search waits for the device. Everything is part of the state dict.
+    Where the next row goes and how many are filled are plain numbers that follow from what was enqueued, so that
+    neither waits for the device. Everything is part of the state dict.
 
     The search is exact. With ``index="faiss"`` it is approximate once the bank is full, on a CPU: the centroids of its
     inverted lists are found anew whenever all rows have been replaced.
@@ -73,13 +73,13 @@ class MemoryBank(nn.Module):
         return self
 
     @torch.no_grad()
-    def push(self, rows: Tensor, ids: Tensor) -> None:
+    def enqueue(self, rows: Tensor, ids: Tensor) -> None:
         """Enqueue rows (N, D), normalized on entry, with the ids (N,) of their images; the oldest rows give way."""
         dropped = max(0, len(rows) - self.size)
         rows, ids = normalize(rows[dropped:].to(self.rows.dtype), dim=1), ids[dropped:]
-        places = (torch.arange(len(rows), device=self.rows.device) + self.pointer + dropped) % self.size
-        self.rows.index_copy_(0, places, rows)
-        self.ids.index_copy_(0, places, ids.to(self.ids.dtype))
+        indices = (torch.arange(len(rows), device=self.rows.device) + self.pointer + dropped) % self.size
+        self.rows.index_copy_(0, indices, rows)
+        self.ids.index_copy_(0, indices, ids.to(self.ids.dtype))
         first = self.pointer + dropped
         last = first + len(rows)
         self.pointer, self.fill = last % self.size, min(self.fill + dropped + len(rows), self.size)
@@ -96,84 +96,86 @@ class MemoryBank(nn.Module):
         return self.rows[: self.fill], self.ids[: self.fill]
 
     @torch.no_grad()
-    def nearest(self, vectors: Tensor, k: int, own: Tensor | None = None) -> Mined:
+    def search(self, vectors: Tensor, k: int, exclude_ids: Tensor | None = None) -> Mined:
         """The k rows most similar (cosine) to each vector (N, D): eq. 3.
 
-        Rows with the id of the query's own image, given as ``own`` (N,), are passed over. The exact search runs over
-        slices of the bank, so that its memory does not grow with the bank.
+        Rows with the id of the query's own image, ``exclude_ids`` (N,), are skipped. The exact search runs over slices
+        of the bank, so that its memory does not grow with the bank.
         """
-        if own is not None and own.shape != vectors.shape[:1]:
-            raise ValueError(f"{len(vectors)} vectors need an id each, not {len(own)}")
+        if exclude_ids is not None and exclude_ids.shape != vectors.shape[:1]:
+            raise ValueError(f"{len(vectors)} vectors need an id each, not {len(exclude_ids)}")
         vectors = normalize(vectors.to(self.rows.dtype), dim=1)
         if self.index is not None and self.index.ready and k:
-            best, places = self._approximate(vectors, k, own)
+            best, indices = self._approximate(vectors, k, exclude_ids)
         else:
-            best, places = self._exact(vectors, k, own)
+            best, indices = self._exact(vectors, k, exclude_ids)
         found = (best > -torch.inf).all(1)
         kept = found[:, None].expand_as(best)
         return Mined(
-            vectors=self.rows[places] * kept[..., None],
+            vectors=self.rows[indices] * kept[..., None],
             similarity=best.masked_fill(~kept, 0.0),
-            ids=self.ids[places].masked_fill(~kept, -1),
+            ids=self.ids[indices].masked_fill(~kept, -1),
             found=found,
         )
 
-    def _exact(self, vectors: Tensor, k: int, own: Tensor | None) -> tuple[Tensor, Tensor]:
-        """The k largest similarities (N, k) of unit vectors, -inf where there are too few rows, and their places."""
+    def _exact(self, vectors: Tensor, k: int, exclude_ids: Tensor | None) -> tuple[Tensor, Tensor]:
+        """The k largest similarities (N, k) of unit vectors, -inf where there are too few rows, and their indices."""
         count = len(vectors)
         if vectors.device.type == "cpu" and count > QUERIES:
-            whose = (None,) * -(-count // QUERIES) if own is None else own.split(QUERIES)
+            whose = (None,) * -(-count // QUERIES) if exclude_ids is None else exclude_ids.split(QUERIES)
             parts = [self._exact(some, k, of) for some, of in zip(vectors.split(QUERIES), whose, strict=True)]
             return tuple(map(torch.cat, zip(*parts, strict=True)))
         best = vectors.new_full((count, k), -torch.inf)
-        places = torch.zeros((count, k), dtype=torch.long, device=vectors.device)
+        indices = torch.zeros((count, k), dtype=torch.long, device=vectors.device)
         rows, ids = self.filled
         step = max(BLOCK, SEARCH_ELEMENTS // max(count, 1) // BLOCK * BLOCK)
         for start in range(0, self.fill if k else 0, step):
             part = slice(start, start + step)
-            values, where = self._largest(vectors, rows[part], min(k, len(rows[part])), ids[part], own)
-            values, where = torch.cat([best, values], 1), torch.cat([places, where + start], 1)
+            values, where = self._topk(vectors, rows[part], min(k, len(rows[part])), ids[part], exclude_ids)
+            values, where = torch.cat([best, values], 1), torch.cat([indices, where + start], 1)
             best, order = values.topk(k, dim=1)
-            places = where.gather(1, order)
-        return best, places
+            indices = where.gather(1, order)
+        return best, indices
 
-    def _approximate(self, vectors: Tensor, k: int, own: Tensor | None) -> tuple[Tensor, Tensor]:
+    def _approximate(self, vectors: Tensor, k: int, exclude_ids: Tensor | None) -> tuple[Tensor, Tensor]:
         """The same by the index; exactly for vectors for which it finds too few rows.
 
         Where a query's own image takes most of the places, in a bank that holds many copies of each, four times as
         many are asked for before that.
         """
 
-        def search(vectors: Tensor, own: Tensor | None, count: int) -> tuple[Tensor, Tensor]:
-            places = self.index.search(self.rows, vectors, count)
-            usable = places >= 0
-            places = places.clamp(min=0)
-            if own is not None:
-                usable &= self.ids[places] != own[:, None]
-            similarity = torch.einsum("nd,npd->np", vectors, self.rows[places]).masked_fill_(~usable, -torch.inf)
+        def search(vectors: Tensor, exclude_ids: Tensor | None, count: int) -> tuple[Tensor, Tensor]:
+            indices = self.index.search(self.rows, vectors, count)
+            usable = indices >= 0
+            indices = indices.clamp(min=0)
+            if exclude_ids is not None:
+                usable &= self.ids[indices] != exclude_ids[:, None]
+            similarity = torch.einsum("nd,npd->np", vectors, self.rows[indices]).masked_fill_(~usable, -torch.inf)
             best, order = similarity.topk(k, dim=1)
-            return best, places.gather(1, order)
+            return best, indices.gather(1, order)
 
-        best, places = search(vectors, own, k + SPARE)
+        best, indices = search(vectors, exclude_ids, k + SPARE)
         for again in (lambda *of: search(*of, 4 * (k + SPARE)), lambda some, whose: self._exact(some, k, whose)):
             short = (best[:, -1] == -torch.inf).nonzero()[:, 0]
             if len(short):
-                best[short], places[short] = again(vectors[short], None if own is None else own[short])
-        return best, places
+                best[short], indices[short] = again(vectors[short], None if exclude_ids is None else exclude_ids[short])
+        return best, indices
 
-    def _largest(self, vectors: Tensor, rows: Tensor, k: int, ids: Tensor, own: Tensor | None) -> tuple[Tensor, Tensor]:
-        """The k largest similarities (N, k) among these rows, and their places."""
-        if products.searchable(vectors, rows, k, *(() if own is None else (ids, own))):
-            return products.largest(vectors, rows, k, ids, own)
+    def _topk(
+        self, vectors: Tensor, rows: Tensor, k: int, ids: Tensor, exclude_ids: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """The k largest similarities (N, k) among these rows, and their indices."""
+        if products.searchable(vectors, rows, k, *(() if exclude_ids is None else (ids, exclude_ids))):
+            return products.largest(vectors, rows, k, ids, exclude_ids)
         count = len(vectors) * len(rows)
-        similarity = self._memory(count, vectors)[:count].view(len(vectors), len(rows))
+        similarity = self._buffer(count, vectors)[:count].view(len(vectors), len(rows))
         torch.mm(vectors, rows.T, out=similarity)
-        if own is not None:
-            mask_same_image_(similarity, ids, own, -torch.inf)
-        return largest(similarity, k)
+        if exclude_ids is not None:
+            mask_same_image_(similarity, ids, exclude_ids, -torch.inf)
+        return topk_blocks(similarity, k)
 
-    def _memory(self, count: int, like: Tensor) -> Tensor:
-        """Room for so many similarities at least, overwritten by the next search."""
+    def _buffer(self, count: int, like: Tensor) -> Tensor:
+        """A buffer of at least ``count`` similarities, overwritten by the next search."""
         held = self._similarity
         if held.numel() < count or held.dtype != like.dtype or held.device != like.device:
             with torch.inference_mode(False):
@@ -181,23 +183,23 @@ class MemoryBank(nn.Module):
         return self._similarity
 
 
-def mask_same_image_(pairs: Tensor, ids: Tensor, own: Tensor, value: float | bool) -> Tensor:
-    """Set, in a matrix (N, M) of queries and rows, the pairs of one image to a value: where ``ids`` meet ``own``.
+def mask_same_image_(pairs: Tensor, ids: Tensor, exclude_ids: Tensor, value: float | bool) -> Tensor:
+    """Set pairs (N, M) of queries and rows that are of one image to a value: where ``ids`` equal ``exclude_ids``.
 
     On a CPU only the few columns with an id of the batch are touched: comparing all pairs takes longer there than the
     search itself. Elsewhere that would wait for the device, and comparing is cheap.
     """
-    if pairs.device.type != "cpu" or not len(own):
-        return pairs.masked_fill_(ids == own[:, None], value)
-    ordered = own.sort().values
+    if pairs.device.type != "cpu" or not len(exclude_ids):
+        return pairs.masked_fill_(ids == exclude_ids[:, None], value)
+    ordered = exclude_ids.sort().values
     place = torch.searchsorted(ordered, ids).clamp(max=len(ordered) - 1)
     columns = (ordered[place] == ids).nonzero()[:, 0]
-    row, column = (ids[columns] == own[:, None]).nonzero(as_tuple=True)
+    row, column = (ids[columns] == exclude_ids[:, None]).nonzero(as_tuple=True)
     pairs[row, columns[column]] = value
     return pairs
 
 
-def largest(values: Tensor, k: int) -> tuple[Tensor, Tensor]:
+def topk_blocks(values: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """``values.topk(k, dim=1)``, exactly, by blocks: the k largest lie in the k blocks with the largest maxima."""
     count, width = values.shape
     blocks = width // BLOCK
@@ -206,5 +208,5 @@ def largest(values: Tensor, k: int) -> tuple[Tensor, Tensor]:
     blocked = values.view(count, blocks, BLOCK)
     chosen = blocked.amax(2).topk(k, dim=1).indices
     candidates = blocked.gather(1, chosen[..., None].expand(-1, -1, BLOCK)).flatten(1)
-    largest, where = candidates.topk(k, dim=1)
-    return largest, chosen.gather(1, where // BLOCK) * BLOCK + where % BLOCK
+    best, where = candidates.topk(k, dim=1)
+    return best, chosen.gather(1, where // BLOCK) * BLOCK + where % BLOCK

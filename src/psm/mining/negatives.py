@@ -1,122 +1,295 @@
-"""Which vectors a query is pushed from, and which of them PNSM keeps."""
+"""Negative sources: which vectors a query is pushed from."""
 
-from typing import NamedTuple
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from psm.config.parts import Part, PartRegistry, setting
+from psm.mining.batch import MiningBatch
 from psm.mining.memory_bank import MemoryBank, mask_same_image_
-
-DOT_ELEMENTS = (2**24, 2**19)  # of bank rows multiplied at a time on an accelerator, on a CPU
+from psm.mining.mochi import mix_negatives
+from psm.mining.positives import Positives
 
 
 class Negatives(NamedTuple):
-    """The candidates of each query: their similarity to it (N, M) and which of them are its negatives (N, M).
+    """M candidates of each of A anchors."""
 
-    To the query as it was given: similarities of a query over the temperature are logits.
-    """
-
-    similarity: Tensor
-    allowed: Tensor | None  # None: all of them
+    similarity: Tensor  # (A, M) to the anchor as given: logits, if that was divided by the temperature
+    allowed: Tensor | None  # (A, M) which of them are its negatives; None: all
 
     @property
     def mask(self) -> Tensor:
-        """Which of them are its negatives, spelled out."""
+        """``allowed`` as a tensor."""
         return torch.ones_like(self.similarity, dtype=torch.bool) if self.allowed is None else self.allowed
 
 
-def of_other_images(anchor: Tensor, candidates: Tensor, present: Tensor, first: int = 0) -> Negatives:
-    """Candidates that belong to the batch's images: all but the anchor's own image's.
+class Anchors(NamedTuple):
+    """A slice of the batch's anchors."""
 
-    ``anchor`` (A, D): the batch's anchors from the ``first`` on; ``candidates`` (N, C, D) of each image; ``present``
-    (N, C): which of an image's candidates exist.
-    """
-    allowed = present.expand(len(anchor), -1, -1).clone()
-    place = torch.arange(len(anchor), device=anchor.device)
-    allowed[place, first + place] = False
-    return Negatives(anchor @ candidates.flatten(0, 1).T, allowed.flatten(1))
+    rows: slice  # their places in the batch
+    vectors: Tensor  # (A, D)
+    scaled: Tensor  # (A, D), vectors / temperature
+    temperature: float
 
 
-@torch.no_grad()
-def keep_probability(similarity: Tensor, positive_similarity: Tensor, a: float) -> Tensor:
-    """PNSM, eq. 8: p = exp(-a (s(q, n) - s(q, key))^2) for similarities (N, M) and the positive's (N,)."""
-    return (similarity - positive_similarity[:, None]).square_().mul_(-a).exp_()
+class FlatCandidates(NamedTuple):
+    """All candidates of a batch as analyses read them."""
+
+    vectors: Tensor  # (C, D)
+    ids: Tensor  # (C,) images that they come from, -1 where there is none
+    owners: Tensor  # (C,) images that may not have them as negatives, -1: all may
 
 
-@torch.no_grad()
-def mine_negatives(
-    similarity: Tensor, positive_similarity: Tensor, a: float, generator: torch.Generator | None = None
-) -> Tensor:
-    """PNSM, eq. 9: an independent Bernoulli draw for each (query, negative) decides whether it is kept, (N, M)."""
-    probability = keep_probability(similarity, positive_similarity, a)
-    # Always in single precision: in half, chances would be rounded coarsely.
-    return (
-        torch.rand(probability.shape, generator=generator, device=probability.device, dtype=torch.float32) < probability
-    )
+@dataclass(frozen=True)
+class Candidates:
+    """Base of what a source gives: candidates for all anchors of a batch."""
+
+    @property
+    def count(self) -> int:
+        """How many similarities an anchor has."""
+        raise NotImplementedError
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """What gradients flow to beside the anchors; handed back to ``logits``."""
+        return ()
+
+    def logits(self, anchors: Anchors, *tensors: Tensor) -> Negatives:
+        """Logits (A, M) of the candidates for a slice of anchors."""
+        raise NotImplementedError
+
+    def constant_rows(self) -> Tensor | None:
+        """Rows (M, D) without gradient that are negatives of every anchor alike, if that is all there is."""
+        return None
+
+    def flat(self) -> FlatCandidates:
+        """For analyses."""
+        raise NotImplementedError
 
 
-def of_the_bank(query: Tensor, bank: MemoryBank, own: Tensor | None = None) -> Negatives:
-    """MoCo: the bank's filled rows, but for those with the queries' own ids (N,), if given."""
+@dataclass(frozen=True)
+class BatchCandidates(Candidates):
+    """C candidates of each of the batch's N images; an anchor's negatives are those of the other images."""
+
+    vectors: Tensor  # (N, C, D)
+    mask: Tensor  # (N, C), False where there is none
+    ids: Tensor | None = None  # (N, C) images that they come from
+    owners: Tensor | None = None  # (N,) ids of the batch's images
+
+    @property
+    def count(self) -> int:
+        return self.vectors.shape[0] * self.vectors.shape[1]
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        return (self.vectors,)
+
+    def logits(self, anchors: Anchors, *tensors: Tensor) -> Negatives:
+        (vectors,) = tensors
+        count = len(anchors.vectors)
+        allowed = self.mask.expand(count, -1, -1).clone()
+        place = torch.arange(count, device=vectors.device)
+        allowed[place, anchors.rows.start + place] = False
+        return Negatives(anchors.scaled @ vectors.flatten(0, 1).T, allowed.flatten(1))
+
+    def flat(self) -> FlatCandidates:
+        if self.ids is None or self.owners is None:
+            raise ValueError("candidates can be listed only if the batch has ids.")
+        ids = self.ids.masked_fill(~self.mask, -1)
+        return FlatCandidates(self.vectors.flatten(0, 1), ids.flatten(), self.owners[:, None].expand_as(ids).flatten())
+
+
+@dataclass(frozen=True)
+class BankCandidates(Candidates):
+    """The bank's rows; those of a query's own image are no negatives of it if ``exclude_ids`` (N,) are given."""
+
+    bank: MemoryBank
+    exclude_ids: Tensor | None
+
+    @property
+    def count(self) -> int:
+        return self.bank.fill
+
+    def logits(self, anchors: Anchors, *tensors: Tensor) -> Negatives:
+        return self._similarity(anchors.scaled, anchors.rows)
+
+    def constant_rows(self) -> Tensor | None:
+        return self.bank.filled[0] if self.exclude_ids is None else None
+
+    def flat(self) -> FlatCandidates:
+        rows, ids = self.bank.filled
+        return FlatCandidates(rows, ids, torch.full_like(ids, -1) if self.exclude_ids is None else ids)
+
+    def _similarity(self, vectors: Tensor, rows: slice) -> Negatives:
+        exclude = None if self.exclude_ids is None else self.exclude_ids[rows]
+        return bank_negatives(vectors, self.bank, exclude)
+
+
+@dataclass(frozen=True)
+class MochiCandidates(BankCandidates):
+    """The bank's rows and synthetic negatives made of each query's hardest."""
+
+    source: "MochiNegatives"
+    generator: torch.Generator | None
+
+    def logits(self, anchors: Anchors, *tensors: Tensor) -> Negatives:
+        plain = self._similarity(anchors.vectors, anchors.rows)
+        source = self.source
+        similarity, mask = mix_negatives(
+            anchors.vectors, self.bank, plain.similarity, plain.mask,
+            source.num_hard, source.num_mix, source.num_mix_query, self.generator,
+        )  # fmt: skip
+        return Negatives(similarity / anchors.temperature, mask)
+
+    def constant_rows(self) -> Tensor | None:
+        return None
+
+
+def bank_negatives(vectors: Tensor, bank: MemoryBank, exclude_ids: Tensor | None = None) -> Negatives:
+    """The bank's filled rows as negatives of vectors (N, D), but for rows with the ids (N,) given."""
     rows, ids = bank.filled
-    negatives = Negatives(query @ rows.to(query.dtype).T, None)
-    return negatives if own is None else negatives._replace(allowed=mask_same_image_(negatives.mask, ids, own, False))
-
-
-def mixed(
-    query: Tensor,
-    bank: MemoryBank,
-    negatives: Negatives,
-    hardest: int,
-    pairs: int,
-    with_query: int,
-    generator: torch.Generator | None = None,
-) -> Negatives:
-    """MoCHi: the bank's negatives and synthetic ones made of each query's hardest.
-
-    ``pairs`` of normalize(x n_i + (1 - x) n_j) with x uniform in (0, 1), and ``with_query`` of
-    normalize(y q + (1 - y) n_j) with y uniform in (0, 0.5). No gradient flows through a synthetic vector h: its
-    similarity is s(q, h) with h held fixed, which needs only the similarities of its parts and its length.
-    """
-    count, device = len(query), query.device
-    if not bank.fill:
+    negatives = Negatives(vectors @ rows.to(vectors.dtype).T, None)
+    if exclude_ids is None:
         return negatives
-    with torch.no_grad():
-        ranked = negatives.similarity.masked_fill(~negatives.mask, -torch.inf)
-        best, places = ranked.topk(min(hardest, ranked.shape[1]), dim=1)
-        usable = best > -torch.inf
-
-    def draw(number: int) -> Tensor:
-        """Places in the bank, (N, number), drawn evenly among the usable ones of the hardest."""
-        chance = torch.rand((count, number), generator=generator, device=device)
-        chosen = (chance * usable.sum(1, keepdim=True)).long().clamp(max=places.shape[1] - 1)
-        return places.gather(1, chosen)
-
-    def uniform(number: int) -> Tensor:
-        return torch.rand((count, number), generator=generator, device=device).to(query.dtype)
-
-    first, second, third = draw(pairs), draw(pairs), draw(with_query)
-    x, y = uniform(pairs), 0.5 * uniform(with_query)
-    with torch.no_grad():
-        between = _dot_rows(bank.rows, first, second).to(query.dtype)
-        length = (x.square() + (1 - x).square() + 2 * x * (1 - x) * between).clamp(min=1e-12).sqrt()
-        to_third = negatives.similarity.gather(1, third)
-        length_query = (y.square() + (1 - y).square() + 2 * y * (1 - y) * to_third).clamp(min=1e-12).sqrt()
-    of_pairs = x * negatives.similarity.gather(1, first) + (1 - x) * negatives.similarity.gather(1, second)
-    to_itself = (query * query.detach()).sum(1, keepdim=True)
-    of_query = y * to_itself + (1 - y) * negatives.similarity.gather(1, third)
-    similarity = torch.cat([negatives.similarity, of_pairs / length, of_query / length_query], 1)
-    some = usable.any(1, keepdim=True).expand(-1, pairs + with_query)
-    return Negatives(similarity, torch.cat([negatives.mask, some], 1))
+    return negatives._replace(allowed=mask_same_image_(negatives.mask, ids, exclude_ids, False))
 
 
-def _dot_rows(rows: Tensor, first: Tensor, second: Tensor) -> Tensor:
-    """rows[first] . rows[second] for places (N, S), in bounded memory.
+@dataclass(frozen=True)
+class NegativeSource(Part, ABC):
+    """Base of the negative sources: call with a batch and its positives to get the candidates."""
 
-    On a CPU as many at a time as its cache holds, which is three times as fast as many.
-    """
-    pairs = max(1, DOT_ELEMENTS[rows.device.type == "cpu"] // rows.shape[1])
-    parts = [
-        rows.index_select(0, left).mul_(rows.index_select(0, right)).sum(1)
-        for left, right in zip(first.flatten().split(pairs), second.flatten().split(pairs), strict=True)
-    ]
-    return torch.cat(parts).view_as(first)
+    needs_bank = False  # True: the candidates come from the memory bank
+
+    @abstractmethod
+    def __call__(self, batch: MiningBatch, positives: Positives) -> Candidates:
+        raise NotImplementedError
+
+    def anchors(self, batch: MiningBatch, positives: Positives) -> tuple[Tensor, Tensor]:
+        """Anchors (N, D) and what each is pulled to (N, P, D): queries and their positives."""
+        return batch.query, positives.vectors
+
+    def validate(self, method: Any) -> Iterator[str]:
+        if not method.objective.uses_negatives:
+            yield (
+                f"objective.name={method.objective.part_name} has no negatives: leave negatives.source at none, "
+                f"not {self.part_name}."
+            )
+
+
+NEGATIVES: PartRegistry[NegativeSource] = PartRegistry("negatives", "source", NegativeSource)
+
+
+@NEGATIVES.register("views")
+@dataclass(frozen=True)
+class ViewNegatives(NegativeSource):
+    """SimCLR, L_hard: the keys of both views of the other images, 2(N-1) of them (eq. 4)."""
+
+    def __call__(self, batch: MiningBatch, positives: Positives) -> Candidates:
+        keys = [batch.key] if batch.query_view_key is None else [batch.key, batch.query_view_key]
+        return batch_candidates(torch.stack(keys, 1), batch)
+
+    def describe(self) -> str:
+        return "other images, both views"
+
+
+@NEGATIVES.register("positives")
+@dataclass(frozen=True)
+class PositiveNegatives(NegativeSource):
+    """SNCLR, L_soft: the key and the mined positives of the other images, (N-1)(k+1) of them (eq. 6)."""
+
+    def __call__(self, batch: MiningBatch, positives: Positives) -> Candidates:
+        return BatchCandidates(positives.vectors, positives.mask, positives.ids, batch.ids)
+
+    def describe(self) -> str:
+        return "other images' positives"
+
+
+@NEGATIVES.register("queries")
+@dataclass(frozen=True)
+class QueryNegatives(NegativeSource):
+    """NNCLR: the softmax runs over the predictions of the batch for each positive."""
+
+    def __call__(self, batch: MiningBatch, positives: Positives) -> Candidates:
+        return batch_candidates(batch.query[:, None], batch)
+
+    def anchors(self, batch: MiningBatch, positives: Positives) -> tuple[Tensor, Tensor]:
+        return positives.vectors[:, 0], batch.query[:, None]
+
+    def validate(self, method: Any) -> Iterator[str]:
+        yield from super().validate(method)
+        if method.positives.num_mined > 1:
+            yield (
+                "negatives.source=queries compares one positive with all queries, not several: give "
+                "positives.rule=nn or view."
+            )
+
+    def describe(self) -> str:
+        return "other images' predictions"
+
+
+@NEGATIVES.register("bank")
+@dataclass(frozen=True)
+class BankNegatives(NegativeSource):
+    """MoCo: the rows of the memory bank."""
+
+    needs_bank = True
+
+    def __call__(self, batch: MiningBatch, positives: Positives) -> Candidates:
+        return BankCandidates(batch.require_bank("negatives.source=bank"), batch.exclude_ids)
+
+    def describe(self) -> str:
+        return "memory bank"
+
+
+@NEGATIVES.register("mochi")
+@dataclass(frozen=True)
+class MochiNegatives(NegativeSource):
+    """MoCHi: the rows of the memory bank and synthetic ones mixed from each query's hardest rows."""
+
+    needs_bank = True
+    num_hard: int = setting(1024, "how many of a query's hardest rows are mixed", at_least=1)
+    num_mix: int = setting(1024, "synthetic negatives from pairs of those rows", at_least=0)
+    num_mix_query: int = setting(128, "synthetic negatives from those rows and the query", at_least=0)
+
+    def __call__(self, batch: MiningBatch, positives: Positives) -> Candidates:
+        bank = batch.require_bank("negatives.source=mochi")
+        if not self.num_mix + self.num_mix_query:
+            return BankCandidates(bank, batch.exclude_ids)
+        return MochiCandidates(bank, batch.exclude_ids, self, batch.generator)
+
+    def describe(self) -> str:
+        return f"memory bank + {self.num_mix + self.num_mix_query} mixed"
+
+
+@NEGATIVES.register("none")
+@dataclass(frozen=True)
+class NoNegatives(NegativeSource):
+    """No negatives: for objectives that have none."""
+
+    def __call__(self, batch: MiningBatch, positives: Positives) -> Candidates:
+        return BatchCandidates(positives.vectors[:, :0], positives.mask[:, :0], _no_ids(batch), batch.ids)
+
+    def validate(self, method: Any) -> Iterator[str]:
+        if method.objective.uses_negatives and method.loss.soft_weight:
+            yield (
+                "negatives.source=none leaves a contrastive objective nothing to contrast with: choose another "
+                "source, or objective.name=byol."
+            )
+
+    def describe(self) -> str:
+        return "none"
+
+
+def batch_candidates(vectors: Tensor, batch: MiningBatch) -> BatchCandidates:
+    """Candidates (N, C, D) that each come from the image they belong to."""
+    mask = torch.ones(vectors.shape[:2], dtype=torch.bool, device=vectors.device)
+    ids = None if batch.ids is None else batch.ids[:, None].expand(mask.shape)
+    return BatchCandidates(vectors, mask, ids, batch.ids)
+
+
+def _no_ids(batch: MiningBatch) -> Tensor | None:
+    return None if batch.ids is None else batch.ids[:, None][:, :0]

@@ -11,13 +11,13 @@ NAMES = ("purity_top1", "purity_top5", "hit_top5", SERVED)
 
 
 @torch.no_grad()
-def purity(bank: MemoryBank, keys: Tensor, ids: Tensor, labels: Tensor, own: bool = False) -> dict[str, Tensor]:
-    """Mine the five nearest rows for the keys (N, D) of the images ``ids`` (N,), before these keys are pushed.
+def purity(bank: MemoryBank, keys: Tensor, ids: Tensor, labels: Tensor, allow_self: bool = False) -> dict[str, Tensor]:
+    """Mine the five nearest rows for the keys (N, D) of the images ``ids`` (N,), before these keys are enqueued.
 
-    ``labels`` are those of all images, by id; ``own`` lets a query meet its own image. Scalars on the device, per
-    query of the batch, served or not: ``settled`` divides their means by the share that the bank could serve.
+    ``labels`` are those of all images, by id; ``allow_self`` lets a query meet its own image. Gives scalars on the
+    device, means over all queries; ``finalize`` divides them by the share of queries that the bank could serve.
     """
-    mined = bank.nearest(keys, MINED, None if own else ids)
+    mined = bank.search(keys, MINED, None if allow_self else ids)
     same = (labels[mined.ids.clamp(min=0)] == labels[ids][:, None]) & mined.found[:, None]
     share = same.float()
     return {
@@ -28,7 +28,7 @@ def purity(bank: MemoryBank, keys: Tensor, ids: Tensor, labels: Tensor, own: boo
     }
 
 
-def settled(means: dict[str, float]) -> dict[str, float]:
+def finalize(means: dict[str, float]) -> dict[str, float]:
     """An epoch's means with each purity as a share of the queries that were served; without any, it is not told."""
     if SERVED not in means:
         return means

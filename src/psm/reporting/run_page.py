@@ -11,7 +11,7 @@ from psm.config import merge as settings
 from psm.config.schema import PretrainConfig
 from psm.data import ImageDataset, load_dataset
 from psm.evaluation.mining_analysis import MinedQuery, mined_samples
-from psm.methods.registry import METHODS
+from psm.methods.build import method_title
 from psm.reporting.curves import curves
 from psm.reporting.templates import template_environment
 from psm.utils.errors import UserError
@@ -41,7 +41,7 @@ def write_page(folder: Path | str, data: ImageDataset | None = None) -> Path:
         template_environment()
         .get_template("run.html")
         .render(
-            title=METHODS[config.method].title if config.method in METHODS else config.method,
+            title=method_title(config.method),
             config=config,
             folder=run.folder.name,
             settings=settings.to_yaml(config),

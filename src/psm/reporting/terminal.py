@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from psm.config.schema import DataConfig
-from psm.methods.registry import METHODS, Composition, find
+from psm.methods import KINDS, METHODS, MethodSpec, find_method
 from psm.utils.errors import UserError
 
 if TYPE_CHECKING:
@@ -17,48 +17,42 @@ if TYPE_CHECKING:
 
 
 def methods_table() -> None:
-    table = Table("method", "networks", "positives", "negatives", "mass", "objective", title="Methods")
+    table = Table("method", "networks", "positives", "negatives", "weighting", "objective", title="Methods")
     for row in METHODS.values():
-        table.add_row(row.name, *_composition(row.composition))
+        table.add_row(row.name, *describe(row.spec))
     Console().print(table)
 
 
-def _composition(parts: Composition) -> tuple[str, ...]:
-    """The parts of a method in a few words each."""
-    topology, positives, negatives, loss = parts.topology, parts.positives, parts.negatives, parts.loss
-    networks = "online + EMA" if topology.target else "one"
-    pulled = {
-        "key": "key",
-        "nearest": "nearest bank row",
-        "neighbors": f"key + {positives.k} bank rows ({positives.weighting})",
-    }[positives.rule]
-    pushed = {
-        "views": "other images, both views",
-        "positives": "other images' positives",
-        "queries": "other images' predictions",
-        "bank": f"bank of {parts.bank.size}",
-        "none": "none",
-    }[negatives.source]
-    if negatives.mixed + negatives.mixed_query:
-        pushed += f" + {negatives.mixed + negatives.mixed_query} mixed"
-    if negatives.pnsm:
-        pushed += f", PNSM a={negatives.a:g}"
-    mass = negatives.mass if loss.objective == "contrastive" else "–"
-    terms = f"{loss.objective}, t={loss.temperature:g}" if loss.objective == "contrastive" else loss.objective
-    if loss.hard:
-        terms += f", + {loss.hard:g} L_hard"
-    return networks + (" + predictor" if topology.predictor else ""), pulled, pushed, mass, terms
+def describe(method: MethodSpec) -> tuple[str, ...]:
+    """Networks, positives, negatives, weighting and objective of a method in a few words each."""
+    networks = "online + EMA" if method.target.enabled else "one"
+    negatives = ", ".join(filter(None, (method.negatives.describe(), method.sampler.describe())))
+    contrasts = method.objective.uses_negatives
+    objective = method.objective.describe() + (f", t={method.loss.temperature:g}" if contrasts else "")
+    if method.loss.hard_weight:
+        objective += f", + {method.loss.hard_weight:g} L_hard"
+    return (
+        networks + (" + predictor" if method.predictor.enabled else ""),
+        method.positives.describe(),
+        negatives,
+        method.weighting.describe() if contrasts else "–",
+        objective,
+    )
 
 
 def method_table(name: str) -> None:
-    method = find(name)
+    """Every setting of a method with its value and meaning."""
+    method = find_method(name)
     table = Table("key", "value", "meaning", title=method.title, caption=method.reference)
-    for group in fields(method.composition):
-        part = getattr(method.composition, group.name)
+    for group in fields(method.spec):
+        part = getattr(method.spec, group.name)
+        if group.name in KINDS:
+            doc = " ".join((type(part).__doc__ or "").split())
+            table.add_row(f"{group.name}.{KINDS[group.name].selector}", part.part_name, doc)
         for f in fields(part):
             value = getattr(part, f.name)
             shown = str(value).lower() if isinstance(value, bool) else str(value)
-            table.add_row(f"{group.name}.{f.name}", shown, f.metadata["meaning"])
+            table.add_row(f"{group.name}.{f.name}", shown, f.metadata.get("meaning", ""))
     Console().print(table)
 
 

@@ -13,7 +13,7 @@ from psm.config.schema import KnnConfig
 from psm.data import ImageDataset
 from psm.evaluation.features import extract
 from psm.evaluation.scores import knn
-from psm.mining.purity import settled
+from psm.mining.purity import finalize
 from psm.training.health import feature_health, in_words
 from psm.training.module import PretrainModule
 from psm.training.progress_bar import ProgressBar
@@ -59,7 +59,7 @@ class MetricsCallback(lightning.Callback):
         record = {
             "epoch": trainer.current_epoch + 1,
             "step": trainer.global_step,
-            **settled(means),
+            **finalize(means),
             "lr": module.learning_rate(trainer.global_step - 1),
             **feature_health(module.latest.features, module.latest.projection),
             "images_per_second": steps * module.config.batch_size / seconds,

@@ -11,8 +11,8 @@ from psm.config import merge as settings
 from psm.config.schema import PretrainConfig
 from psm.data import ImageStore
 from psm.data.loader import Batch, Batches, share
-from psm.losses.contrastive import fact_names, loss_of
-from psm.methods.registry import Composition
+from psm.losses.method_loss import method_loss
+from psm.methods.spec import MethodSpec
 from psm.mining.memory_bank import MemoryBank
 from psm.mining.purity import NAMES as PURITY
 from psm.mining.purity import purity
@@ -72,7 +72,7 @@ def step_loss(
     networks: SiameseNetworks,
     views: Tensor,
     ids: Tensor,
-    composition: Composition,
+    method: MethodSpec,
     bank: MemoryBank | None,
     draws: torch.Generator | None,
     chunk: int | None = None,
@@ -86,7 +86,7 @@ def step_loss(
     joined = Embeddings(*(gather(x, dim=1) for x in embeddings))
     ids = gather(ids)
     with without_autocast(views.device):
-        loss, facts = loss_of(joined, composition, bank, ids, draws)
+        loss, facts = method_loss(joined, method.criterion, bank, ids, draws, method.loss.symmetric)
     return loss, facts, StepOutputs(features.detach(), joined.projection.detach(), joined.key[1].detach(), ids)
 
 
@@ -96,7 +96,7 @@ class PretrainModule(lightning.LightningModule):
     def __init__(
         self,
         networks: SiameseNetworks,
-        composition: Composition,
+        method: MethodSpec,
         views: Views,
         images: ImageStore,
         config: PretrainConfig,
@@ -105,11 +105,11 @@ class PretrainModule(lightning.LightningModule):
     ):
         super().__init__()
         self.networks = networks
-        self.composition = composition
+        self.method = method
         self.config = config
-        bank = composition.bank
-        self.bank = MemoryBank(bank.size, config.heads.out_dim, bank.index) if composition.needs_bank else None
-        self.meter = RunningMean(("loss", *fact_names(composition), *(PURITY if config.monitor.purity else ())))
+        bank = method.bank
+        self.bank = MemoryBank(bank.size, config.heads.out_dim, bank.index) if method.needs_bank else None
+        self.meter = RunningMean(("loss", *method.metric_names, *(PURITY if config.monitor.purity else ())))
         # Known only where purity is measured: nothing that learns ever sees a label.
         self.register_buffer("labels", images.labels if config.monitor.purity else None, persistent=False)
         self.info = info
@@ -189,13 +189,15 @@ class PretrainModule(lightning.LightningModule):
             self.networks,
             self.two_views(batch),
             batch.ids,
-            self.composition,
+            self.method,
             self.bank,
             draws,
             self.config.grad_cache_chunk,
         )
         if self.labels is not None:
-            facts = facts | purity(self.bank, self.latest.keys, self.latest.ids, self.labels, self.composition.bank.own)
+            facts = facts | purity(
+                self.bank, self.latest.keys, self.latest.ids, self.labels, self.method.bank.allow_self
+            )
         self.meter.update({"loss": loss.detach(), **facts})
         return loss
 
@@ -206,6 +208,6 @@ class PretrainModule(lightning.LightningModule):
         be missing from a checkpoint that a callback writes after the step.
         """
         super().optimizer_step(*args, **kwargs)
-        self.networks.update_target(self.composition.topology.momentum)
+        self.networks.update_target(self.method.target.momentum)
         if self.bank is not None:
-            self.bank.push(self.latest.keys, self.latest.ids)
+            self.bank.enqueue(self.latest.keys, self.latest.ids)

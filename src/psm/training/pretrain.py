@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,8 @@ from torch import nn
 from psm.config import merge as settings
 from psm.config.schema import MAY_CHANGE, PretrainConfig
 from psm.data import ImageDataset, ImageStore, load_dataset
-from psm.methods.build import build_networks, composition_of
+from psm.methods.build import build_networks, method_of
+from psm.methods.plugins import load_plugins
 from psm.models import networks
 from psm.models.pretrained import EncoderInfo, read_encoder, save_encoder
 from psm.training.callbacks import MetricsCallback
@@ -87,6 +88,7 @@ def run_pretraining(
     if not asked.out:
         raise UserError("out= is missing: name a folder for the run, for example out=runs/a.")
     run = RunFolder(Path(asked.out).expanduser())
+    plugins = load_plugins(asked.plugins)
     if launched():  # the process that launched this one holds the folder and has settled what is in it
         stored = settings.build(PretrainConfig, settings.read_yaml(run.config))
         data = data or load_dataset(stored.data, stored.images, progress=False)
@@ -100,8 +102,9 @@ def run_pretraining(
         if resuming:
             stored = settings.build(PretrainConfig, settings.read_yaml(run.config) if run.config.exists() else begun)
         config = settings.build(PretrainConfig, *overrides, base=stored)
+        config = replace(config, plugins=plugins or config.plugins)
         check(config)
-        composition_of(config)
+        method_of(config)
         data = data or load_dataset(config.data, config.images, config.progress)
         config = resolve(config, data)
         if stored:
@@ -200,7 +203,8 @@ def _prepare(
         raise UserError(
             f"batch_size={config.batch_size} is shared by {trainer.world_size} devices: give a multiple of that number."
         )
-    nets = build_networks(config, views.size, encoder)
+    method = method_of(config)
+    nets = build_networks(config, method, views.size, encoder)
     channels_last = config.channels_last
     if channels_last is None:
         channels_last = networks.prefers_channels_last(trainer.strategy.root_device)
@@ -220,10 +224,10 @@ def _prepare(
         epoch=0,
     )
     try:
-        module = PretrainModule(nets, composition_of(config), views, data.train, config, info, channels_last)
+        module = PretrainModule(nets, method, views, data.train, config, info, channels_last)
     except (RuntimeError, MemoryError):
-        need = config.bank.size * config.heads.out_dim * 4 / 1e9
-        raise UserError(f"bank.size={config.bank.size} needs {need:,.1f} GB of memory: give a smaller bank.") from None
+        need = method.bank.size * config.heads.out_dim * 4 / 1e9
+        raise UserError(f"bank.size={method.bank.size} needs {need:,.1f} GB of memory: give a smaller bank.") from None
     return trainer, module
 
 

@@ -1,14 +1,14 @@
 """From the settings that a user gave to those that a run has: checked, and filled in from the method and the data."""
 
 import logging
-from dataclasses import fields, replace
+from dataclasses import replace
 
 import torch
 
 from psm.config.schema import PretrainConfig
 from psm.data import ImageDataset
-from psm.methods.build import composition_of
-from psm.methods.registry import Composition
+from psm.methods.build import method_of
+from psm.methods.spec import MethodSpec
 from psm.mining.purity import MINED
 from psm.models import networks
 from psm.utils.errors import UserError
@@ -19,7 +19,7 @@ log = logging.getLogger("psm")
 def check_settings(config: PretrainConfig) -> None:
     """Refuse, in a sentence, what no data could make right."""
     check(config)
-    composition_of(config)
+    method_of(config)
     networks.encoder(config.encoder, config.stem, config.views.size or config.images.size or 32)
 
 
@@ -72,25 +72,25 @@ def resolve(config: PretrainConfig, data: ImageDataset) -> PretrainConfig:
     optim = config.optim
     if optim.weight_decay is None:
         optim = replace(optim, weight_decay=1e-3 if data.size < 64 else 1e-4)
-    composition = composition_of(config)
+    method = method_of(config)
     if config.monitor.purity:
-        _check_purity(config, data, composition)
+        _check_purity(config, data, method)
     return replace(
         config,
         batch_size=batch_size,
         optim=optim,
         images=replace(config.images, size=data.size),
-        **{f.name: getattr(composition, f.name) for f in fields(composition)},
+        **method.to_dict(),
     )
 
 
-def _check_purity(config: PretrainConfig, data: ImageDataset, composition: Composition) -> None:
+def _check_purity(config: PretrainConfig, data: ImageDataset, method: MethodSpec) -> None:
     if not data.labeled:
         raise UserError(f"monitor.purity=true compares labels, and data={config.data} has none: leave it at false.")
-    if not composition.needs_bank:
+    if not method.needs_bank:
         raise UserError(
             f"monitor.purity=true looks at what a bank holds, and method={config.method} as set has none: leave it at "
             "false."
         )
-    if composition.bank.size < MINED:
+    if method.bank.size < MINED:
         raise UserError(f"monitor.purity=true mines {MINED} rows: give bank.size={MINED} or more.")

@@ -11,6 +11,7 @@ from torch import nn
 from psm.config import merge as settings
 from psm.config.schema import InspectConfig, PretrainConfig
 from psm.data import ImageDataset, load_dataset
+from psm.methods.plugins import load_plugins
 from psm.reporting.inspector.facts import Facts, choose, gather
 from psm.reporting.inspector.page import render
 from psm.training.checkpoint import read_checkpoint
@@ -51,6 +52,7 @@ def run_inspection(
 ) -> Inspection:
     """Inspect as the merged overrides say; ``data`` stands in for what its key names."""
     asked = settings.build(InspectConfig, *overrides)
+    load_plugins(asked.plugins)
     _check(asked)
     run = _found(asked.run)
     page = _page(run, asked)
@@ -86,7 +88,7 @@ def run_inspection(
 
 def _remarks(facts: Facts, trained: PretrainConfig) -> list[str]:
     remarks = []
-    if not facts.composition.mines:
+    if not facts.method.num_mined:
         remarks.append(f"{trained.method} mines no positives: the page shows the nearest images that it could mine.")
     if len(facts.epochs) == 1:
         remarks.append(

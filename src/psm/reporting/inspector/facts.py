@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from psm.data import ImageStore
 from psm.evaluation.mining_analysis import Embedded, Mining, embed, load_snapshot, mine, same_class
-from psm.methods.registry import Composition
+from psm.methods.spec import MethodSpec
 from psm.utils.seeding import generator
 
 BINS = 40  # of the similarity axis, from -1 to 1
@@ -52,7 +52,7 @@ class Facts:
     queries: Tensor  # (Q,) ids
     epochs: list[float]
     moments: list[Epoch]
-    composition: Composition
+    method: MethodSpec
     labels: Tensor | None
 
 
@@ -81,7 +81,7 @@ def gather(
     kept: dict[float, Epoch] = {}
     for checkpoint in checkpoints:
         moment = load_snapshot(checkpoint, encoder)
-        composition = moment.composition
+        method = moment.method
         if moment.epoch in kept:
             advance(len(queries) + len(others))
             continue
@@ -92,7 +92,7 @@ def gather(
             parts.append(summary(mine(moment, few, rest), images.labels, shown))
         kept[moment.epoch] = _joined(parts)
     epochs = sorted(kept)
-    return Facts(queries, epochs, [kept[epoch] for epoch in epochs], composition, images.labels)
+    return Facts(queries, epochs, [kept[epoch] for epoch in epochs], method, images.labels)
 
 
 @torch.inference_mode()

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from psm.config.schema import PretrainConfig
 from psm.data import ImageDataset
-from psm.evaluation.mining_analysis import source_of
-from psm.methods.registry import METHODS
+from psm.evaluation.mining_analysis import soft_parts
+from psm.methods.build import method_title
 from psm.reporting.inspector.facts import BINS, Facts, Scores, means, worst_negatives, worst_positives
 from psm.reporting.inspector.sprites import pack
 from psm.reporting.templates import template_environment
@@ -103,23 +103,25 @@ def described(facts: Facts, shown: Tensor, data: ImageDataset, config: PretrainC
 
 def about(facts: Facts, config: PretrainConfig, folder: str) -> dict[str, Any]:
     """What run and method the page is of, and how its arrays are to be read."""
-    composition = facts.composition
+    method = facts.method
+    rule, source = soft_parts(method)
+    sampler = method.sampler.settings() if not method.sampler.keeps_all else {}
     return {
         "run": folder,
         "method": config.method,
-        "title": METHODS[config.method].title,
+        "title": method_title(config.method),
         "data": config.data,
         "encoder": config.encoder,
         "epochs": config.epochs,
         "labeled": facts.labels is not None,
-        "mines": composition.mines,
-        "rule": composition.positives.rule,
-        "weighting": composition.positives.weighting,
-        "source": source_of(composition),
-        "bank": composition.needs_bank,
-        "synthetic": composition.negatives.mixed + composition.negatives.mixed_query,
-        "pnsm": composition.negatives.pnsm,
-        "a": composition.negatives.a,
+        "mines": method.num_mined > 0,
+        "rule": rule.part_name,
+        "weighting": getattr(rule, "weights", ""),
+        "source": source.part_name,
+        "bank": method.needs_bank,
+        "synthetic": getattr(source, "num_mix", 0) + getattr(source, "num_mix_query", 0),
+        "pnsm": method.sampler.part_name == "pnsm",
+        "a": sampler.get("a", 0.0),
         "k": facts.moments[0].positives.shape[1],
         "scale": SCALE,
         "bins": BINS,

@@ -1,0 +1,40 @@
+"""The typed settings of a method beside its parts. The defaults are PSM's."""
+
+from dataclasses import dataclass
+
+from psm.config.parts import setting
+from psm.mining.memory_bank import INDEXES
+
+
+@dataclass(frozen=True)
+class LossSettings:
+    """How the terms of the loss add up."""
+
+    temperature: float = setting(0.5, "t, what similarities are divided by", above=0)
+    soft_weight: float = setting(1.0, "weight of the method's own term (PSM: L_soft, eq. 6); 0 drops it", at_least=0)
+    hard_weight: float = setting(1.0, "lambda, weight of L_hard (eq. 4, 7) beside it; 0 drops it", at_least=0)
+    symmetric: bool = setting(True, "mean of both directions between the views; false: view 1 to view 2 alone")
+
+
+@dataclass(frozen=True)
+class BankSettings:
+    """The memory bank that samples are mined from."""
+
+    size: int = setting(16384, "rows in the bank", at_least=1)
+    index: str = setting("exact", "exact, or faiss: an approximate search, for large banks on a CPU", choices=INDEXES)
+    allow_self: bool = setting(False, "let a query meet stale copies of its own image there")
+
+
+@dataclass(frozen=True)
+class TargetSettings:
+    """The target network, a moving average of the online one, which makes the keys."""
+
+    enabled: bool = setting(True, "keys come from a target network; false: from the online network")
+    momentum: float = setting(0.99, "share of itself that the target keeps at each step (EMA)", at_least=0, at_most=1)
+
+
+@dataclass(frozen=True)
+class PredictorSettings:
+    """The predictor, which makes queries from online projections."""
+
+    enabled: bool = setting(True, "queries are predictions of the other view's projection")

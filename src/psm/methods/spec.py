@@ -1,0 +1,137 @@
+"""A method as a composition of parts, complete and checked."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
+from functools import cached_property
+from typing import Any
+
+from psm.config.parts import PartRegistry, check_value
+from psm.losses.contrastive import ContrastiveLoss
+from psm.losses.negative_weighting import WEIGHTINGS, NegativeWeighting, Sum
+from psm.losses.objectives import OBJECTIVES, Contrastive, Objective, ProjectionObjective
+from psm.methods.settings import BankSettings, LossSettings, PredictorSettings, TargetSettings
+from psm.mining.negatives import NEGATIVES, NegativeSource, PositiveNegatives
+from psm.mining.pnsm import PNSM, SAMPLERS, NegativeSampler
+from psm.mining.positives import POSITIVES, NeighborPositives, PositiveRule
+from psm.utils.errors import UserError, did_you_mean
+
+KINDS: dict[str, PartRegistry[Any]] = {
+    registry.kind: registry for registry in (POSITIVES, NEGATIVES, SAMPLERS, WEIGHTINGS, OBJECTIVES)
+}
+
+
+@dataclass(frozen=True)
+class MethodSpec:
+    """The parts of a method with their settings. The defaults are PSM's."""
+
+    positives: PositiveRule = field(default_factory=NeighborPositives)
+    negatives: NegativeSource = field(default_factory=PositiveNegatives)
+    sampler: NegativeSampler = field(default_factory=PNSM)
+    weighting: NegativeWeighting = field(default_factory=Sum)
+    objective: Objective = field(default_factory=Contrastive)
+    loss: LossSettings = field(default_factory=LossSettings)
+    bank: BankSettings = field(default_factory=BankSettings)
+    target: TargetSettings = field(default_factory=TargetSettings)
+    predictor: PredictorSettings = field(default_factory=PredictorSettings)
+
+    @property
+    def num_mined(self) -> int:
+        """How many positives are mined from the bank for a query."""
+        return self.positives.num_mined if self.loss.soft_weight > 0 else 0
+
+    @property
+    def needs_bank(self) -> bool:
+        """True if anything is mined from the bank."""
+        return self.num_mined > 0 or (self.loss.soft_weight > 0 and self.negatives.needs_bank)
+
+    def build_loss(self) -> ContrastiveLoss | ProjectionObjective:
+        """The loss of one direction, or the objective over projections."""
+        if isinstance(self.objective, ProjectionObjective):
+            return self.objective
+        return ContrastiveLoss(
+            self.positives,
+            self.negatives,
+            self.sampler,
+            self.weighting,
+            self.objective,
+            temperature=self.loss.temperature,
+            soft_weight=self.loss.soft_weight,
+            hard_weight=self.loss.hard_weight,
+            allow_self=self.bank.allow_self,
+            detach_keys=self.target.enabled or self.predictor.enabled,
+        )
+
+    @cached_property
+    def criterion(self) -> ContrastiveLoss | ProjectionObjective:
+        """The loss, built once."""
+        return self.build_loss()
+
+    @property
+    def metric_names(self) -> tuple[str, ...]:
+        """Names of the metrics that the loss comes with."""
+        return self.criterion.metric_names if isinstance(self.criterion, ContrastiveLoss) else ()
+
+    def override(self, overrides: Mapping[str, Any]) -> "MethodSpec":
+        """A copy with some parts or settings changed, checked.
+
+        Args:
+            overrides: by group: settings as a mapping or dataclass (None where silent), a part's name, or a part.
+        """
+        known = {f.name for f in fields(self)}
+        for name in overrides:
+            if name not in known:
+                raise UserError(f"{name!r} is no part of a method{did_you_mean(name, known)}: {', '.join(known)}.")
+        changed = {name: self._overridden(name, given) for name, given in overrides.items() if given is not None}
+        spec = replace(self, **changed)
+        spec.validate()
+        return spec
+
+    def _overridden(self, name: str, given: Any) -> Any:
+        now = getattr(self, name)
+        if name in KINDS:
+            return KINDS[name].build(given, now)
+        if isinstance(given, type(now)):
+            return given
+        if not isinstance(given, Mapping):
+            given = asdict(given)
+        return override_settings(name, now, given)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Nested plain values; ``override`` reads them back."""
+        groups = {f.name: getattr(self, f.name) for f in fields(self)}
+        return {name: KINDS[name].to_dict(group) if name in KINDS else asdict(group) for name, group in groups.items()}
+
+    def validate(self) -> None:
+        """Refuse, in a sentence, what makes no sense."""
+        for group in ("loss", "bank", "target", "predictor"):
+            override_settings(group, getattr(self, group), asdict(getattr(self, group)))
+        for problem in self._problems():
+            raise UserError(problem)
+
+    def _problems(self) -> Iterator[str]:
+        loss, bank = self.loss, self.bank
+        if loss.soft_weight + loss.hard_weight <= 0:
+            yield "loss.soft_weight=0 and loss.hard_weight=0 leave nothing to learn from: keep one of them."
+        for kind in KINDS:
+            yield from getattr(self, kind).validate(self)
+        if bank.index != "exact" and not self.num_mined:
+            yield f"bank.index={bank.index} searches the bank for positives, and none are mined as set: leave it out."
+        if self.num_mined > bank.size:
+            yield (
+                f"bank.size={bank.size} is smaller than positives.k={self.num_mined}, so nothing could ever be mined: "
+                "give a larger bank or a smaller k."
+            )
+
+
+def override_settings(group: str, now: Any, given: Mapping[str, Any]) -> Any:
+    """Settings of a typed group with some of them changed, each checked."""
+    known = {f.name: f for f in fields(now)}
+    for name in given:
+        if name not in known:
+            raise UserError(f"{group}.{name} is unknown{did_you_mean(name, known)}: {group} has {', '.join(known)}.")
+    changes = {
+        name: check_value(f"{group}.{name}", value, type(getattr(now, name)), known[name].metadata)
+        for name, value in given.items()
+        if value is not None
+    }
+    return replace(now, **changes)
