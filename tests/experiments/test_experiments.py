@@ -22,7 +22,7 @@ from psm.experiments.results import Study, add_places, collect, has_gradients, r
 from psm.methods.build import method_of
 from psm.methods.registry import METHODS
 from psm.mining.memory_bank import MemoryBank
-from psm.mining.purity import purity, settled
+from psm.mining.purity import finalize, purity
 from psm.utils.errors import UserError
 
 
@@ -164,7 +164,7 @@ def test_purity_against_loops(pushed, own):
     bank = MemoryBank(30, 4)
     bank.enqueue(torch.randn(pushed, 4, generator=draws), torch.randint(0, 30, (pushed,), generator=draws))
     keys, ids = torch.randn(12, 4, generator=draws), torch.arange(12)
-    found = settled({name: value.item() for name, value in purity(bank, keys, ids, labels, own).items()})
+    found = finalize({name: value.item() for name, value in purity(bank, keys, ids, labels, own).items()})
     expected = slow_purity(bank, keys, ids, labels, own)
     assert found.keys() == expected.keys()
     for name, value in expected.items():
@@ -173,9 +173,9 @@ def test_purity_against_loops(pushed, own):
 
 def test_purity_over_steps_counts_queries_that_were_served():
     means = {"loss": 2.0, "purity_top1": 0.25, "purity_top5": 0.2, "hit_top5": 0.3, "purity_served": 0.5}
-    assert settled(means) == {"loss": 2.0, "purity_top1": 0.5, "purity_top5": 0.4, "hit_top5": 0.6}
-    assert settled(means | {"purity_served": 0.0}) == {"loss": 2.0}
-    assert settled({"loss": 2.0}) == {"loss": 2.0}
+    assert finalize(means) == {"loss": 2.0, "purity_top1": 0.5, "purity_top5": 0.4, "hit_top5": 0.6}
+    assert finalize(means | {"purity_served": 0.0}) == {"loss": 2.0}
+    assert finalize({"loss": 2.0}) == {"loss": 2.0}
 
 
 @pytest.fixture(scope="module")
