@@ -8,7 +8,8 @@ import torch
 from torch import nn
 
 from psm.methods import METHODS, get_method
-from psm.models.networks import encoder, predictor, projector
+from psm.models.factory import create_encoder
+from psm.models.heads import prediction_head, projection_head
 from psm.models.siamese import Embeddings, SiameseNetworks
 from psm.training.module import step_loss
 
@@ -16,9 +17,12 @@ from psm.training.module import step_loss
 def networks(method, norm=True):
     torch.manual_seed(0)
     spec = get_method(method)
-    backbone = encoder("tiny", "cifar", 8)
+    backbone = create_encoder("tiny", "cifar", 8)
     nets = SiameseNetworks(
-        backbone, projector(256, 16, 8), predictor(8, 16, 8) if spec.predictor.enabled else None, spec.target.enabled
+        backbone,
+        projection_head(256, 16, 8),
+        prediction_head(8, 16, 8) if spec.predictor.enabled else None,
+        spec.target.enabled,
     )
     if not norm:
         for parent in list(nets.modules()):

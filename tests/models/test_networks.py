@@ -5,7 +5,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from psm.models.networks import as_encoder, encoder, predictor, prefers_channels_last, projector
+from psm.models.factory import as_encoder, create_encoder, prefers_channels_last
+from psm.models.heads import prediction_head, projection_head
 from psm.utils.errors import UserError
 
 BATCH_NORM = {"weight", "bias", "running_mean", "running_var", "num_batches_tracked"}
@@ -48,7 +49,7 @@ def parameters(module: nn.Module) -> int:
 
 @pytest.mark.parametrize("name", RESNETS)
 def test_state_dict_is_torchvisions(name):
-    state = encoder(name, stem="imagenet").state_dict()
+    state = create_encoder(name, stem="imagenet").state_dict()
     assert {key: tuple(value.shape) for key, value in state.items()} == expected_shapes(name)
 
 
@@ -57,7 +58,7 @@ def test_state_dict_is_torchvisions(name):
     [("resnet18", 11_176_512, 512), ("resnet34", 21_284_672, 512), ("resnet50", 23_508_032, 2048)],
 )
 def test_parameter_counts_and_widths_are_the_published_ones(name, count, width):
-    network = encoder(name, stem="imagenet")
+    network = create_encoder(name, stem="imagenet")
     assert parameters(network) == count
     assert network.width == width
     state = network.state_dict()
@@ -65,25 +66,25 @@ def test_parameter_counts_and_widths_are_the_published_ones(name, count, width):
 
 
 def test_tiny_has_about_a_million_parameters_and_halves_small_images():
-    network = encoder("tiny")
+    network = create_encoder("tiny")
     assert 1.1e6 < parameters(network) < 1.3e6
     assert network.width == 256
     assert network.conv1.weight.shape == (32, 3, 3, 3)
     assert network.conv1.stride == (2, 2)
     assert isinstance(network.maxpool, nn.Identity)
-    assert encoder("tiny", stem="imagenet").conv1.weight.shape == (32, 3, 7, 7)
+    assert create_encoder("tiny", stem="imagenet").conv1.weight.shape == (32, 3, 7, 7)
 
 
 @pytest.mark.parametrize(("size", "kernel"), [(32, 3), (64, 3), (95, 3), (96, 7), (224, 7)])
 def test_auto_takes_the_small_stem_below_96_pixels(size, kernel):
-    network = encoder("resnet18", image_size=size)
+    network = create_encoder("resnet18", image_size=size)
     assert network.conv1.kernel_size == (kernel, kernel)
     assert network.conv1.stride == ((1, 1) if kernel == 3 else (2, 2))
     assert isinstance(network.maxpool, nn.Identity if kernel == 3 else nn.MaxPool2d)
 
 
 def test_bottleneck_strides_in_its_3x3():
-    block = encoder("resnet50").layer2[0]
+    block = create_encoder("resnet50").layer2[0]
     assert [block.conv1.stride, block.conv2.stride, block.conv3.stride] == [(1, 1), (2, 2), (1, 1)]
 
 
@@ -91,7 +92,7 @@ def test_bottleneck_strides_in_its_3x3():
 @pytest.mark.parametrize("name", ["tiny", "resnet18", "resnet50"])
 def test_forward_equals_the_network_written_out(name, stem):
     torch.manual_seed(0)
-    network = encoder(name, stem=stem).double().eval()
+    network = create_encoder(name, stem=stem).double().eval()
     for tensor in network.state_dict().values():  # batch norms that do something
         if tensor.ndim == 1:
             tensor.copy_(torch.rand_like(tensor) + 0.5)
@@ -130,7 +131,7 @@ def test_forward_equals_the_network_written_out(name, stem):
 
 def test_initialization_is_hes_by_fan_out():
     torch.manual_seed(0)
-    network = encoder("resnet18")
+    network = create_encoder("resnet18")
     for name in ("conv1", "layer1.0.conv1", "layer3.0.conv1", "layer4.0.downsample.0"):
         layer = network.get_submodule(name)
         fan_out = layer.out_channels * layer.kernel_size[0] ** 2
@@ -138,7 +139,7 @@ def test_initialization_is_hes_by_fan_out():
     assert network.layer1[0].bn2.weight.eq(1).all()  # the residual's last batch norm does not start at zero
 
 
-@pytest.mark.parametrize(("make", "arguments"), [(projector, (96, 80, 24)), (predictor, (24, 80, 40))])
+@pytest.mark.parametrize(("make", "arguments"), [(projection_head, (96, 80, 24)), (prediction_head, (24, 80, 40))])
 def test_heads_are_linear_norm_relu_linear_norm(make, arguments):
     torch.manual_seed(0)
     head = make(*arguments).double()
@@ -154,8 +155,9 @@ def test_heads_are_linear_norm_relu_linear_norm(make, arguments):
 
 
 def test_heads_default_to_the_papers_widths():
-    assert [part.weight.shape for part in projector(512) if isinstance(part, nn.Linear)] == [(512, 512), (128, 512)]
-    assert [part.weight.shape for part in predictor() if isinstance(part, nn.Linear)] == [(512, 128), (128, 512)]
+    head = projection_head(512)
+    assert [part.weight.shape for part in head if isinstance(part, nn.Linear)] == [(512, 512), (128, 512)]
+    assert [part.weight.shape for part in prediction_head() if isinstance(part, nn.Linear)] == [(512, 128), (128, 512)]
 
 
 def test_any_module_becomes_an_encoder_untouched():
@@ -196,11 +198,11 @@ def test_a_module_that_is_no_encoder_is_refused(module, says):
 
 def test_an_unknown_name_is_refused_with_the_nearest():
     with pytest.raises(UserError, match=r"'resnet19' is not known \(did you mean 'resnet18'\?\)"):
-        encoder("resnet19")
+        create_encoder("resnet19")
     with pytest.raises(UserError, match="use tiny, resnet18, resnet34, resnet50, torchvision/NAME or timm/NAME"):
-        encoder("clip/vit")
+        create_encoder("clip/vit")
     with pytest.raises(UserError, match="the stem 'large' is not known; use cifar, imagenet or auto"):
-        encoder("tiny", stem="large")
+        create_encoder("tiny", stem="large")
 
 
 @pytest.mark.parametrize("package", ["torchvision", "timm"])
@@ -209,19 +211,19 @@ def test_a_missing_package_is_named_with_the_way_to_install_it(package, failure,
     def refuse(name, *_):
         raise failure(f"no {name}")
 
-    monkeypatch.setattr("psm.models.networks.importlib.import_module", refuse)
+    monkeypatch.setattr("psm.models.factory.importlib.import_module", refuse)
     with pytest.raises(UserError, match=rf"pip install 'psm\[{package}\]'"):
-        encoder(f"{package}/resnet18")
+        create_encoder(f"{package}/resnet18")
 
 
 def test_a_library_encoder_has_its_own_stem():
     with pytest.raises(UserError, match="comes with its own stem"):
-        encoder("torchvision/resnet18", stem="cifar")
+        create_encoder("torchvision/resnet18", stem="cifar")
 
 
 def test_channels_last_changes_no_value():
     torch.manual_seed(0)
-    network = encoder("tiny").eval()
+    network = create_encoder("tiny").eval()
     images = torch.randn(3, 3, 32, 32)
     plain = network(images)
     network.to(memory_format=torch.channels_last)
@@ -242,7 +244,7 @@ def optional(package: str):
 @pytest.mark.parametrize("name", RESNETS)
 def test_weights_load_in_torchvision(name):
     models = optional("torchvision").models
-    ours = encoder(name, stem="imagenet")
+    ours = create_encoder(name, stem="imagenet")
     theirs = getattr(models, name)(weights=None)
     theirs.fc = nn.Identity()
     theirs.load_state_dict(ours.state_dict(), strict=True)
@@ -256,17 +258,17 @@ def test_weights_load_in_torchvision(name):
 )
 def test_library_encoders_lose_their_classifier(name, width):
     optional(name.split("/")[0])
-    network = encoder(name, image_size=64)
+    network = create_encoder(name, image_size=64)
     assert network.width == width
     assert network.eval()(torch.randn(2, 3, 64, 64)).shape == (2, width)
     with pytest.raises(UserError, match="did you mean"):
-        encoder(name + "x")
+        create_encoder(name + "x")
 
 
 def test_pooling_before_the_relu_changes_neither_value_nor_gradient():
     """The stem of the paper of residual networks has them the other way round."""
     maps = torch.randn(2, 4, 9, 9, dtype=torch.double).round(decimals=1).requires_grad_()  # with ties
-    pool = encoder("tiny", "imagenet").maxpool
+    pool = create_encoder("tiny", "imagenet").maxpool
     ways = functional.relu(pool(maps)), pool(functional.relu(maps))
     gradients = [torch.autograd.grad(out.square().sum(), maps)[0] for out in ways]
     assert torch.equal(*ways)

@@ -22,7 +22,7 @@ from psm.data import ImageDataset, ImageStore, load_dataset
 from psm.evaluation.features import extract
 from psm.evaluation.scores import Accuracy, knn, linear
 from psm.methods.plugins import load_plugins
-from psm.models import networks
+from psm.models.factory import create_encoder
 from psm.models.pretrained import EncoderInfo, find_encoder, load_encoder
 from psm.training.checkpoint import read_checkpoint
 from psm.utils.errors import UserError
@@ -203,7 +203,7 @@ def _baselines(info: EncoderInfo, device: torch.device, seed: int) -> list[tuple
         return rows
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derived_seed(seed, "weights"))
-        untrained = networks.encoder(info.encoder, info.stem, info.size)
+        untrained = create_encoder(info.encoder, info.stem, info.size)
     return [*rows, ("untrained encoder", untrained.to(device), untrained_facts)]
 
 

@@ -9,7 +9,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
-from psm.models import networks
+from psm.models.factory import as_encoder, create_encoder, unwrapped
 from psm.training.checkpoint import read_checkpoint
 from psm.utils.errors import UserError
 from psm.utils.run_folder import RunFolder, write_atomically
@@ -51,7 +51,7 @@ class EncoderInfo:
 def save_encoder(run: RunFolder, encoder: nn.Module, info: EncoderInfo) -> None:
     """Write encoder.safetensors and encoder.json; the first holds the second's contents too, so it can go alone."""
     description = asdict(info)
-    own = networks.unwrapped(encoder)
+    own = unwrapped(encoder)
     # Copies: safetensors refuses weights that share memory. One entry of metadata: the order of several varies.
     state = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in own.state_dict().items()}
     content = save(state, metadata={"psm": json.dumps(description)})
@@ -69,13 +69,9 @@ def load_encoder(path: str | Path, module: nn.Module | None = None) -> nn.Module
     info, state = read_encoder(path)
     if module is None and info.encoder == "custom":
         raise UserError(f"{path} holds a network of its user's own: give that network beside the path.")
-    encoder = (
-        networks.encoder(info.encoder, info.stem, info.size)
-        if module is None
-        else networks.as_encoder(module, info.size)
-    )
+    encoder = create_encoder(info.encoder, info.stem, info.size) if module is None else as_encoder(module, info.size)
     try:
-        networks.unwrapped(encoder).load_state_dict(state, strict=True)
+        unwrapped(encoder).load_state_dict(state, strict=True)
     except RuntimeError as error:
         raise UserError(f"{path} does not fit the encoder {info.encoder}: {' '.join(str(error).split())}.") from None
     encoder.info = info

@@ -17,8 +17,9 @@ from psm.config.schema import MAY_CHANGE, PretrainConfig
 from psm.data import ImageDataset, ImageStore, load_dataset
 from psm.methods.build import build_networks, method_of
 from psm.methods.plugins import load_plugins
-from psm.models import networks
+from psm.models.factory import prefers_channels_last, unwrapped
 from psm.models.pretrained import EncoderInfo, read_encoder, save_encoder
+from psm.models.resnet import ResNet
 from psm.training.callbacks import MetricsCallback
 from psm.training.checkpoint import read_checkpoint
 from psm.training.module import PretrainModule
@@ -207,14 +208,14 @@ def _prepare(
     nets = build_networks(config, method, views.size, encoder)
     channels_last = config.channels_last
     if channels_last is None:
-        channels_last = networks.prefers_channels_last(trainer.strategy.root_device)
+        channels_last = prefers_channels_last(trainer.strategy.root_device)
     if channels_last:
         nets = nets.to(memory_format=torch.channels_last)
     if config.compile is not None:
         nets.compile_parts(config.compile)
     info = EncoderInfo(
         encoder=config.encoder,
-        stem=nets.encoder.stem if isinstance(nets.encoder, networks.ResNet) else "auto",
+        stem=nets.encoder.stem if isinstance(nets.encoder, ResNet) else "auto",
         width=nets.encoder.width,
         size=views.size,
         mean=list(mean),
@@ -243,7 +244,7 @@ def _fit(
     # From the checkpoint, whatever strategy trained and wherever its weights are now.
     info, state = read_encoder(run.checkpoint)
     encoder = module.networks.encoder
-    networks.unwrapped(encoder).load_state_dict(state)
+    unwrapped(encoder).load_state_dict(state)
     if trainer.is_global_zero:
         save_encoder(run, encoder, info)
         log.info("the encoder is in %s", run.encoder)
