@@ -19,10 +19,10 @@ from psm.methods import METHODS, get_method
 from psm.mining.memory_bank import MemoryBank
 from psm.models.heads import prediction_head, projection_head
 from psm.models.siamese import SiameseNetworks
-from psm.training.checkpoint import read_checkpoint
 from psm.training.distributed import gather, sync_batchnorm
 from psm.training.module import step_loss
-from psm.utils.run_folder import read_lines
+from psm.utils.checkpoint_file import read_checkpoint
+from psm.utils.files import read_lines
 
 BATCH, STEPS = 8, 3
 

@@ -22,11 +22,12 @@ from psm.data.loader import Batches
 from psm.losses.contrastive import ContrastiveLoss
 from psm.methods.build import build_networks
 from psm.models.siamese import SiameseNetworks, pairs
-from psm.training.checkpoint import read_checkpoint
 from psm.training.health import feature_health, in_words
 from psm.training.module import PretrainModule
+from psm.utils.checkpoint_file import read_checkpoint
 from psm.utils.errors import Diverged, UserError
 from psm.utils.run_folder import RunFolder
+from psm.utils.run_lock import clear_run, lock_run
 from psm.utils.seeding import seed_networks
 from psm.views.transform import Views
 
@@ -355,10 +356,10 @@ def test_a_moved_run_is_not_written_by_two(tmp_path, small):
     psm.pretrain(tmp_path / "a", **small)
     run = RunFolder(tmp_path / "a")
     with (
-        run.hold("false", "true"),
-        run.replace("true"),
+        lock_run(run, "false", "true"),
+        clear_run(run, "true"),
         pytest.raises(UserError, match="another process"),
-        run.hold("auto", "false"),
+        lock_run(run, "auto", "false"),
     ):
         pass
 
@@ -556,7 +557,7 @@ def test_a_mistake_leaves_nothing_behind(tmp_path, small):
 
 
 def test_two_processes_cannot_share_a_folder(tmp_path, small):
-    with RunFolder(tmp_path / "a").hold("false", "false"), pytest.raises(UserError, match="another process"):
+    with lock_run(RunFolder(tmp_path / "a"), "false", "false"), pytest.raises(UserError, match="another process"):
         psm.pretrain(tmp_path / "a", **small)
     assert not (tmp_path / "a").exists()
 

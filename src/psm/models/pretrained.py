@@ -10,9 +10,10 @@ from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
 from psm.models.factory import as_encoder, create_encoder, unwrapped
-from psm.training.checkpoint import read_checkpoint
+from psm.utils.checkpoint_file import read_checkpoint
 from psm.utils.errors import UserError
-from psm.utils.run_folder import RunFolder, write_atomically
+from psm.utils.files import write_atomically, write_text_atomically
+from psm.utils.run_folder import RunFolder
 
 ENCODER = "networks.encoder."  # where a checkpoint's state dict holds the encoder
 
@@ -57,7 +58,7 @@ def save_encoder(run: RunFolder, encoder: nn.Module, info: EncoderInfo) -> None:
     content = save(state, metadata={"psm": json.dumps(description)})
     write_atomically(run.encoder, lambda file: file.write(content))
     readable = json.dumps(description | {"how_to_load": info.instructions()}, indent=2) + "\n"
-    write_atomically(run.info, lambda file: file.write(readable.encode()))
+    write_text_atomically(run.info, readable)
 
 
 def load_encoder(path: str | Path, module: nn.Module | None = None) -> nn.Module:

@@ -4,6 +4,7 @@ Losses see gathered tensors and do not know of ranks: every process computes the
 """
 
 import logging
+import os
 
 import torch
 import torch.distributed as dist
@@ -12,6 +13,15 @@ from torch import Tensor, nn
 from psm.utils.devices import without_autocast
 
 log = logging.getLogger("psm")
+
+
+def is_rank_zero() -> bool:
+    """True unless a launcher (torchrun, SLURM, Lightning) gave this process a rank above 0.
+
+    Rank 0 writes the run folder. Reads environment variables only, so it can be asked before processes are joined.
+    """
+    ranks = (os.environ.get(name) for name in ("RANK", "LOCAL_RANK", "NODE_RANK", "SLURM_PROCID"))
+    return not any(rank is not None and rank.isdigit() and int(rank) > 0 for rank in ranks)
 
 
 def world() -> int:
