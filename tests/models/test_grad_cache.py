@@ -10,7 +10,8 @@ from torch import nn
 from psm.methods import METHODS, get_method
 from psm.models.factory import create_encoder
 from psm.models.heads import prediction_head, projection_head
-from psm.models.siamese import Embeddings, SiameseNetworks
+from psm.models.outputs import Embeddings
+from psm.models.siamese import SiameseNetworks
 from psm.training.module import step_loss
 
 

@@ -5,7 +5,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from psm.models.factory import as_encoder, create_encoder, prefers_channels_last
+from psm.models.encoder import as_encoder
+from psm.models.factory import create_encoder, prefers_channels_last
 from psm.models.heads import prediction_head, projection_head
 from psm.utils.errors import UserError
 

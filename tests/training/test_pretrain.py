@@ -21,7 +21,8 @@ from psm.data import ImageDataset, ImageStore, load_dataset
 from psm.data.loader import Batches
 from psm.losses.contrastive import ContrastiveLoss
 from psm.methods.build import build_networks
-from psm.models.siamese import SiameseNetworks, pairs
+from psm.models.outputs import view_pairs
+from psm.models.siamese import SiameseNetworks
 from psm.training.health import feature_health, in_words
 from psm.training.module import PretrainModule
 from psm.utils.checkpoint_file import read_checkpoint
@@ -64,15 +65,15 @@ def test_topology_feeds_each_head_what_it_should():
     assert torch.equal(embeddings.key.flatten(0, 1), nets.target(views.flatten(0, 1)))
     assert not embeddings.key.requires_grad
     assert features.shape == (12, 7)
-    forth, back = pairs(embeddings)
+    forth, back = view_pairs(embeddings)
     unit = nn.functional.normalize
     assert torch.equal(forth.query, unit(embeddings.query[0], dim=-1))
     assert torch.equal(forth.key, unit(embeddings.key[1], dim=-1))
     assert torch.equal(forth.projection, unit(embeddings.projection[0], dim=-1))
-    assert torch.equal(forth.other, unit(embeddings.key[0], dim=-1))
+    assert torch.equal(forth.query_view_key, unit(embeddings.key[0], dim=-1))
     assert torch.equal(back.query, unit(embeddings.query[1], dim=-1))
-    assert torch.equal(back.other, forth.key)
-    assert len(list(pairs(embeddings, symmetric=False))) == 1
+    assert torch.equal(back.query_view_key, forth.key)
+    assert len(list(view_pairs(embeddings, symmetric=False))) == 1
 
 
 def test_target_follows_parameters_and_keeps_its_own_statistics():

@@ -96,7 +96,7 @@ def embed(
     for rows in ids.split(BATCH):
         inputs = snapshot.views.plain(images.take(rows))
         projection = snapshot.networks.projector(snapshot.networks.encoder(inputs))
-        vectors = snapshot.networks.predict(projection), snapshot.networks.keys(inputs), projection
+        vectors = snapshot.networks.predict(projection), snapshot.networks.embed_keys(inputs), projection
         parts.append([normalize(vector.float(), dim=1) for vector in vectors])
         advance(len(rows))
     return Embedded(ids, *(torch.cat(column) for column in zip(*parts, strict=True)))

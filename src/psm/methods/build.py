@@ -10,7 +10,8 @@ from psm.config.schema import PretrainConfig
 from psm.methods.plugins import missing_plugins
 from psm.methods.registry import METHODS, find_method
 from psm.methods.spec import MethodSpec
-from psm.models.factory import as_encoder, create_encoder
+from psm.models.encoder import as_encoder
+from psm.models.factory import create_encoder
 from psm.models.heads import prediction_head, projection_head
 from psm.models.siamese import SiameseNetworks
 from psm.utils.errors import UserError

@@ -3,22 +3,22 @@
 from torch import nn
 
 
-def projection_head(width: int, hidden: int = 512, out: int = 128) -> nn.Sequential:
-    """Features to the space in which the loss compares."""
-    return two_layers(width, hidden, out)
+def projection_head(in_dim: int, hidden_dim: int = 512, out_dim: int = 128) -> nn.Sequential:
+    """The projector: features (B, in_dim) to projections (B, out_dim), which the loss compares."""
+    return mlp(in_dim, hidden_dim, out_dim)
 
 
-def prediction_head(width: int = 128, hidden: int = 512, out: int = 128) -> nn.Sequential:
-    """The online branch's projection to its query."""
-    return two_layers(width, hidden, out)
+def prediction_head(in_dim: int = 128, hidden_dim: int = 512, out_dim: int = 128) -> nn.Sequential:
+    """The predictor: online projections (B, in_dim) to queries (B, out_dim)."""
+    return mlp(in_dim, hidden_dim, out_dim)
 
 
-def two_layers(width: int, hidden: int, out: int) -> nn.Sequential:
-    """Each layer followed by batch norm and ReLU, the last by batch norm alone; batch norm makes a bias idle."""
+def mlp(in_dim: int, hidden_dim: int, out_dim: int) -> nn.Sequential:
+    """Linear, BN, ReLU, linear, BN; no biases, which batch norm would cancel."""
     return nn.Sequential(
-        nn.Linear(width, hidden, bias=False),
-        nn.BatchNorm1d(hidden),
+        nn.Linear(in_dim, hidden_dim, bias=False),
+        nn.BatchNorm1d(hidden_dim),
         nn.ReLU(inplace=True),
-        nn.Linear(hidden, out, bias=False),
-        nn.BatchNorm1d(out),
+        nn.Linear(hidden_dim, out_dim, bias=False),
+        nn.BatchNorm1d(out_dim),
     )

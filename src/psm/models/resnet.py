@@ -8,10 +8,11 @@ from torch import Tensor, nn
 
 from psm.kernels.basic_block import residual
 from psm.kernels.dispatch import in_one, rectified
+from psm.models.encoder import Encoder
 
 
 class BasicBlock(nn.Module):
-    """Two 3x3 convolutions around a shortcut."""
+    """Two 3x3 convolutions and a shortcut: (B, inputs, H, W) to (B, width, H / stride, W / stride)."""
 
     expansion = 1
 
@@ -31,7 +32,10 @@ class BasicBlock(nn.Module):
 
 
 class Bottleneck(nn.Module):
-    """A 3x3 convolution between two 1x1 ones, around a shortcut; the 3x3 carries the stride (v1.5)."""
+    """1x1, 3x3 and 1x1 convolutions and a shortcut; the 3x3 one has the stride (ResNet v1.5).
+
+    (B, inputs, H, W) to (B, 4 * width, H / stride, W / stride).
+    """
 
     expansion = 4
 
@@ -52,19 +56,29 @@ class Bottleneck(nn.Module):
         return rectified(self.bn3, self.conv3(inner), plus=self.downsample(maps))
 
 
-class ResNet(nn.Module):
-    """Images (B, 3, H, W) to features (B, width): a stem, four stages of residual blocks, an average over places."""
+class ResNet(Encoder):
+    """Images (B, 3, H, W) to features (B, width): stem, four stages of residual blocks, global average pooling."""
 
     def __init__(
         self,
         block: type[BasicBlock | Bottleneck],
-        blocks: tuple[int, ...],
-        widths: tuple[int, ...] = (64, 128, 256, 512),
+        blocks: tuple[int, int, int, int],
+        widths: tuple[int, int, int, int] = (64, 128, 256, 512),
         stem: str = "imagenet",
         cifar_stride: int = 1,
     ):
+        """Build the network.
+
+        Args:
+            block: The kind of residual block.
+            blocks: Number of blocks in each stage.
+            widths: Channels of each stage, before the block's expansion.
+            stem: ``imagenet``: 7x7 convolution of stride 2 and max pooling; ``cifar``: 3x3 convolution.
+            cifar_stride: Stride of the CIFAR stem.
+        """
         super().__init__()
         self.stem = stem
+        self.maxpool: nn.Module
         if stem == "imagenet":
             self.conv1 = convolution(3, widths[0], 7, stride=2)
             self.maxpool = nn.MaxPool2d(3, stride=2, padding=1)
@@ -72,14 +86,12 @@ class ResNet(nn.Module):
             self.conv1 = convolution(3, widths[0], 3, cifar_stride)
             self.maxpool = nn.Identity()
         self.bn1 = nn.BatchNorm2d(widths[0])
-        inputs = widths[0]
-        for stage, (count, width) in enumerate(zip(blocks, widths, strict=True), start=1):
-            layer = []
-            for index in range(count):
-                layer.append(block(inputs, width, stride=2 if stage > 1 and index == 0 else 1))
-                inputs = width * block.expansion
-            self.add_module(f"layer{stage}", nn.Sequential(*layer))
-        self.width = inputs
+        channels = [widths[0], *(width * block.expansion for width in widths)]
+        self.layer1 = stage(block, blocks[0], channels[0], widths[0], stride=1)
+        self.layer2 = stage(block, blocks[1], channels[1], widths[1], stride=2)
+        self.layer3 = stage(block, blocks[2], channels[2], widths[2], stride=2)
+        self.layer4 = stage(block, blocks[3], channels[3], widths[3], stride=2)
+        self.width = channels[4]
 
     def forward(self, images: Tensor) -> Tensor:
         maps = self.maxpool(rectified(self.bn1, self.conv1(images)))
@@ -87,15 +99,21 @@ class ResNet(nn.Module):
         return maps.mean((2, 3))
 
 
+def stage(block: type[BasicBlock | Bottleneck], count: int, inputs: int, width: int, stride: int) -> nn.Sequential:
+    """A sequence of residual blocks, the first of which has the stride."""
+    first = block(inputs, width, stride)
+    return nn.Sequential(first, *(block(width * block.expansion, width, stride=1) for _ in range(count - 1)))
+
+
 def convolution(inputs: int, outputs: int, size: int, stride: int = 1) -> nn.Conv2d:
-    """A convolution before a batch norm: no bias, sides kept (before the stride), He's initialization by fan-out."""
+    """Convolution without bias, padded to keep H and W at stride 1; He initialization by fan-out."""
     layer = nn.Conv2d(inputs, outputs, size, stride, padding=size // 2, bias=False)
     nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
     return layer
 
 
 def shortcut(inputs: int, outputs: int, stride: int) -> nn.Module:
-    """The way past a block: the identity where shapes agree, else a 1x1 convolution."""
+    """The shortcut of a block: the identity if shapes agree, otherwise a 1x1 convolution and batch norm."""
     if inputs == outputs and stride == 1:
         return nn.Identity()
     return nn.Sequential(convolution(inputs, outputs, 1, stride), nn.BatchNorm2d(outputs))

@@ -18,7 +18,8 @@ from psm.config.stored import load_run_config
 from psm.data import ImageDataset, ImageStore, load_dataset
 from psm.methods.build import build_networks, method_of
 from psm.methods.plugins import load_plugins
-from psm.models.factory import prefers_channels_last, unwrapped
+from psm.models.encoder import unwrapped
+from psm.models.factory import prefers_channels_last
 from psm.models.pretrained import EncoderInfo, read_encoder, save_encoder
 from psm.models.resnet import ResNet
 from psm.training.callbacks import MetricsCallback
