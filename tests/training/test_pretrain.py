@@ -413,8 +413,11 @@ def test_resume_refuses_other_images(tmp_path, small):
         return ImageDataset("mine", ImageStore(pixels[:count]), None, ())
 
     psm.pretrain(tmp_path / "a", data=data(100), **small)
-    with pytest.raises(UserError, match="100 images then, 80 now"):
+    with pytest.raises(UserError, match="80 training images instead of 100"):
         psm.pretrain(tmp_path / "a", data=data(80), resume=True)
+    other = ImageDataset("mine", ImageStore(255 - pixels), None, ())
+    with pytest.raises(UserError, match="channel means of its images are"):
+        psm.pretrain(tmp_path / "a", data=other, resume=True)
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from psm.config import merge as settings
 from psm.config.schema import MAY_CHANGE, PretrainConfig
 from psm.config.stored import load_run_config
 from psm.data import ImageDataset, ImageStore, load_dataset
+from psm.data.same_images import image_difference
 from psm.methods.build import build_networks, method_of
 from psm.methods.plugins import load_plugins
 from psm.models.encoder import unwrapped
@@ -188,12 +189,11 @@ def _refuse_changes(run: RunFolder, begun: dict[str, Any], config: PretrainConfi
 
 def _refuse_other_data(run: RunFolder, point: Path, module: PretrainModule) -> None:
     """A run goes on with the images it began with: their number and their statistics tell."""
-    before = read_checkpoint(point)["psm"]
-    now = module.description()
-    if before["images"] != now["images"] or before["encoder_info"]["mean"] != now["encoder_info"]["mean"]:
+    difference = image_difference(read_checkpoint(point)["psm"], len(module.images), module.info.mean)
+    if difference is not None:
         raise UserError(
-            f"data={module.config.data} is not what the run in {run.folder} began with ({before['images']} images "
-            f"then, {now['images']} now): restore it, or start another run in another out."
+            f"data={module.config.data} is not what the run in {run.folder} began with: {difference}; restore it, or "
+            "start another run in another out."
         )
 
 

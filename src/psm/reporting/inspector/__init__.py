@@ -12,6 +12,7 @@ from psm.config import merge as settings
 from psm.config.schema import InspectConfig, PretrainConfig
 from psm.config.stored import load_run_config
 from psm.data import ImageDataset, load_dataset
+from psm.data.same_images import image_difference
 from psm.methods.plugins import load_plugins
 from psm.reporting.inspector.facts import Facts, choose, gather
 from psm.reporting.inspector.page import render
@@ -21,8 +22,6 @@ from psm.utils.files import write_text_atomically
 from psm.utils.progress import counting
 from psm.utils.run_folder import RunFolder
 from psm.views.transform import channel_statistics
-
-CLOSE = 1e-4  # of channel means: other images differ by more, another machine's rounding by less
 
 
 @dataclass(frozen=True)
@@ -127,15 +126,12 @@ def _page(run: RunFolder, config: InspectConfig) -> Path:
 
 def _refuse_other_images(run: RunFolder, about: dict[str, Any], data: ImageDataset, name: str) -> None:
     """The bank names images by their place: their number and their statistics tell whether they are the run's."""
-    advice = "restore them, or say with data= and images.* where they are now."
-    if about["images"] != len(data.train):
+    difference = image_difference(about, len(data.train), channel_statistics(data.train)[0])
+    if difference is not None:
         raise UserError(
-            f"data={name} holds {len(data.train)} training images and the run in {run.folder} was trained on "
-            f"{about['images']}: {advice}"
+            f"data={name} does not hold the images that the run in {run.folder} was trained on: {difference}; restore "
+            "them, or say with data= and images.* where they are now."
         )
-    now, then = channel_statistics(data.train)[0], about["encoder_info"]["mean"]
-    if max(abs(a - b) for a, b in zip(now, then, strict=True)) > CLOSE:
-        raise UserError(f"data={name} does not hold the images that the run in {run.folder} was trained on: {advice}")
 
 
 def _check(config: InspectConfig) -> None:
