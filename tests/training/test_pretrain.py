@@ -21,8 +21,6 @@ from psm.data import ImageDataset, ImageStore, load_dataset
 from psm.data.loader import Batches
 from psm.losses.contrastive import ContrastiveLoss
 from psm.methods.build import build_networks
-from psm.models.outputs import view_pairs
-from psm.models.siamese import SiameseNetworks
 from psm.training.health import feature_health, in_words
 from psm.training.module import PretrainModule
 from psm.utils.checkpoint_file import read_checkpoint
@@ -40,59 +38,6 @@ def state(out, name="last.ckpt"):
 def same(a, b):
     assert a.keys() == b.keys()
     return all(torch.equal(a[name], b[name]) for name in a)
-
-
-def networks(width=7, hidden=5, out=3):
-    """Unequal dimensions everywhere, so that no head can be fed another's features."""
-
-    def head(inputs, outputs):
-        return nn.Sequential(nn.Linear(inputs, hidden), nn.BatchNorm1d(hidden), nn.ReLU(), nn.Linear(hidden, outputs))
-
-    encoder = nn.Sequential(nn.Flatten(), nn.Linear(3 * 4 * 4, width), nn.BatchNorm1d(width))
-    return SiameseNetworks(encoder, head(width, out), head(out, out))
-
-
-def test_topology_feeds_each_head_what_it_should():
-    nets, views = networks(), torch.randn(2, 6, 3, 4, 4)
-    nets.eval()
-    with torch.no_grad():
-        for parameter in nets.target.parameters():
-            parameter.add_(0.1)
-    embeddings, features = nets(views)
-    z = nets.projector(nets.encoder(views.flatten(0, 1)))
-    assert torch.equal(embeddings.projection.flatten(0, 1), z)
-    assert torch.equal(embeddings.query.flatten(0, 1), nets.predictor(z))
-    assert torch.equal(embeddings.key.flatten(0, 1), nets.target(views.flatten(0, 1)))
-    assert not embeddings.key.requires_grad
-    assert features.shape == (12, 7)
-    forth, back = view_pairs(embeddings)
-    unit = nn.functional.normalize
-    assert torch.equal(forth.query, unit(embeddings.query[0], dim=-1))
-    assert torch.equal(forth.key, unit(embeddings.key[1], dim=-1))
-    assert torch.equal(forth.projection, unit(embeddings.projection[0], dim=-1))
-    assert torch.equal(forth.query_view_key, unit(embeddings.key[0], dim=-1))
-    assert torch.equal(back.query, unit(embeddings.query[1], dim=-1))
-    assert torch.equal(back.query_view_key, forth.key)
-    assert len(list(view_pairs(embeddings, symmetric=False))) == 1
-
-
-def test_target_follows_parameters_and_keeps_its_own_statistics():
-    nets = networks()
-    before = {name: value.clone() for name, value in nets.target.state_dict().items()}
-    with torch.no_grad():
-        for parameter in nets.encoder.parameters():
-            parameter.add_(1.0)
-    nets.encoder[2].running_mean.fill_(9.0)
-    nets.update_target(0.9)
-    online = nn.Sequential(nets.encoder, nets.projector).state_dict()
-    for name, value in nets.target.state_dict().items():
-        if "running" in name or "num_batches" in name:
-            assert torch.equal(value, before[name])
-        else:
-            assert torch.allclose(value, 0.9 * before[name] + 0.1 * online[name], atol=1e-6)
-    nets(torch.randn(2, 6, 3, 4, 4))
-    assert nets.target[0][2].num_batches_tracked == 1
-    assert all(not p.requires_grad for p in nets.target.parameters())
 
 
 def test_run_folder(tmp_path, small):

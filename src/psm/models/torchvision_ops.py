@@ -6,6 +6,7 @@ need none of these operators: with their names defined, torchvision is imported,
 error. Lightning and timm import torchvision where it is installed, so this applies to them too.
 """
 
+import ctypes
 import importlib.util
 import sys
 from pathlib import Path
@@ -41,7 +42,7 @@ def _needs_cuda(package: Path) -> bool:
     """True if torchvision's library of operators cannot be loaded for want of a CUDA library."""
     for extension in package.glob("_C*.so"):
         try:
-            torch.ops.load_library(extension)
-        except OSError as error:
-            return "cuda" in str(error)
+            ctypes.CDLL(str(extension))
+        except OSError as error:  # "libc10_cuda.so: cannot open shared object file: ..."
+            return "cuda" in Path(str(error).partition(":")[0]).name
     return False
