@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -42,7 +43,12 @@ def test_library_encoders_lose_their_classifier(name: str, width: int) -> None:
 
 @pytest.mark.parametrize("name", ["timm/test_resnet", "torchvision/resnet18"])
 def test_a_library_encoder_trains_and_is_evaluated(name: str, tmp_path: Path) -> None:
-    settings = SMALL | {"encoder": name, "epochs": 1, "images": {"limit": 40, "size": 32}, "batch_size": 20}
+    settings: dict[str, Any] = SMALL | {
+        "encoder": name,
+        "epochs": 1,
+        "images": {"limit": 40, "size": 32},
+        "batch_size": 20,
+    }
     result = psm.pretrain(tmp_path / "a", **settings)
     before = create_encoder(name)
     loaded = [psm.load_encoder(result.out), psm.load_encoder(result.out / "checkpoints" / "last.ckpt")]

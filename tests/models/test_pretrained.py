@@ -19,7 +19,12 @@ UNWANTED = ("lightning", "psm.training", "psm.utils.locking", "psm.utils.run_loc
 @pytest.fixture(scope="module", params=["cifar", "imagenet"])
 def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of ResNet-18 with either stem."""
-    settings = SMALL | {"encoder": "resnet18", "stem": request.param, "epochs": 1, "images": {"limit": 32, "size": 16}}
+    settings: dict[str, Any] = SMALL | {
+        "encoder": "resnet18",
+        "stem": request.param,
+        "epochs": 1,
+        "images": {"limit": 32, "size": 16},
+    }
     settings |= {"batch_size": 16, "monitor": {"knn": False}}
     return psm.pretrain(tmp_path_factory.mktemp("runs") / "a", **settings).out
 
@@ -43,7 +48,7 @@ def test_loading_imports_neither_the_trainer_nor_a_lock(run: Path) -> None:
         "encoders = [psm.load_encoder(path) for path in sys.argv[1:]]; "
         f"print([name for name in sys.modules if name.startswith({UNWANTED!r})], len(encoders))"
     )
-    command = [sys.executable, "-c", code, run, run / "checkpoints" / "last.ckpt"]
+    command = [sys.executable, "-c", code, str(run), str(run / "checkpoints" / "last.ckpt")]
     output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     assert output.strip() == "[] 2"
 
