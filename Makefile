@@ -29,6 +29,8 @@ $(READY): pyproject.toml constraints.txt $(wildcard src/psm/kernels/csrc/*)
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	# Without their dependencies: these would replace a CPU-only torch by one with CUDA.
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-deps torchvision timm
 	touch $(READY)
 
 clean:

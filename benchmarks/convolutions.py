@@ -15,7 +15,8 @@ from torch import nn
 
 from psm.kernels.dispatch import Faster, rectified
 from psm.kernels.malloc import keep_freed_memory
-from psm.models.networks import BasicBlock, encoder
+from psm.models.factory import create_encoder
+from psm.models.resnet import BasicBlock
 from turns import beside_torch, keep
 
 LAYERS = (  # channels in and out, side of the maps, stride
@@ -104,7 +105,9 @@ def main() -> None:
         rows.append(compare(name, BasicBlock(inputs, outputs, stride), maps, options.turns))
     for name, stem in NETWORKS:
         images = torch.randn(options.batch if (name, stem) != ("resnet18", "cifar") else 64, 3, 32, 32)
-        rows.append(compare(f"{name}, {stem} stem, {len(images)} views", encoder(name, stem), images, options.turns))
+        rows.append(
+            compare(f"{name}, {stem} stem, {len(images)} views", create_encoder(name, stem), images, options.turns)
+        )
     keep("convolutions", rows)
 
 

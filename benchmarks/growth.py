@@ -16,7 +16,7 @@ from torch.nn.functional import normalize
 from psm.losses.method_loss import method_loss
 from psm.methods import get_method
 from psm.mining.memory_bank import MemoryBank
-from psm.models.siamese import Embeddings
+from psm.models.outputs import Embeddings
 from turns import in_turns, keep, shown, spread
 
 BATCH, BANK, K, WIDTH = 256, 16384, 5, 128

@@ -36,7 +36,7 @@ def measure(method: str, batch: int, bank_size: int, width: int = 128) -> float:
     from psm.losses.method_loss import method_loss
     from psm.methods import get_method
     from psm.mining.memory_bank import MemoryBank
-    from psm.models.siamese import Embeddings
+    from psm.models.outputs import Embeddings
 
     torch.set_num_threads(2)
     idle = peak()

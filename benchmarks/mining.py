@@ -19,7 +19,8 @@ from psm.config.schema import OptimConfig, ViewsConfig
 from psm.kernels.malloc import keep_freed_memory
 from psm.methods import get_method
 from psm.mining.memory_bank import MemoryBank
-from psm.models.networks import encoder, predictor, prefers_channels_last, projector
+from psm.models.factory import create_encoder, prefers_channels_last
+from psm.models.heads import prediction_head, projection_head
 from psm.models.siamese import SiameseNetworks
 from psm.training.module import step_loss
 from psm.training.optim import sgd
@@ -35,9 +36,9 @@ class Contender:
         keep_freed_memory()  # as `psm pretrain` does
         torch.manual_seed(0)
         self.method, self.batch, self.chunk = get_method(method), batch, chunk
-        backbone = encoder(name, stem, SIZE)
-        head = predictor(WIDTH) if self.method.predictor.enabled else None
-        self.networks = SiameseNetworks(backbone, projector(backbone.width), head, self.method.target.enabled)
+        backbone = create_encoder(name, stem, SIZE)
+        head = prediction_head(WIDTH) if self.method.predictor.enabled else None
+        self.networks = SiameseNetworks(backbone, projection_head(backbone.width), head, self.method.target.enabled)
         if prefers_channels_last("cpu"):
             self.networks.to(memory_format=torch.channels_last)
         learned = [p for p in self.networks.parameters() if p.requires_grad]

@@ -21,7 +21,7 @@ from psm.kernels import similarity as products
 from psm.kernels.malloc import keep_freed_memory
 from psm.losses import functional as objectives
 from psm.mining.memory_bank import MemoryBank
-from psm.models.networks import encoder
+from psm.models.factory import create_encoder
 from psm.training import optim as optimizer
 from psm.views.transform import Views
 from turns import beside_torch, keep, timed
@@ -64,7 +64,7 @@ def sums() -> Iterator[Case]:
 
 
 def optimizers() -> Iterator[Case]:
-    weights = encoder("resnet18", "imagenet", 32).to(memory_format=torch.channels_last).parameters()
+    weights = create_encoder("resnet18", "imagenet", 32).to(memory_format=torch.channels_last).parameters()
     sgd = optimizer.sgd(weights, OptimConfig(weight_decay=1e-3))
     for parameter in sgd.param_groups[0]["params"]:
         parameter.grad = torch.randn_like(parameter)

@@ -5,7 +5,8 @@ import torch
 import psm
 from psm.config.schema import ImagesConfig, ViewsConfig
 from psm.data import load_dataset
-from psm.models.networks import encoder, predictor, projector
+from psm.models.factory import create_encoder
+from psm.models.heads import prediction_head, projection_head
 from psm.models.siamese import SiameseNetworks
 from psm.views.transform import Views, channel_statistics
 
@@ -16,8 +17,8 @@ def main(images: int = 512, epochs: int = 2, batch_size: int = 64, seed: int = 0
     mean, std = channel_statistics(train)
     views = Views(ViewsConfig(), 32, mean, std)
 
-    backbone = encoder("tiny")
-    networks = SiameseNetworks(backbone, projector(backbone.width), predictor(), target=True)
+    backbone = create_encoder("tiny")
+    networks = SiameseNetworks(backbone, projection_head(backbone.width), prediction_head(), target=True)
     optimizer = torch.optim.SGD(
         [p for p in networks.parameters() if p.requires_grad], lr=0.1, momentum=0.9, weight_decay=1e-3
     )

@@ -7,6 +7,7 @@ import torch
 from hypothesis import settings
 
 from helpers import SMALL
+from psm.models.torchvision_ops import define_missing_operators
 
 # The same examples every time: a red run can be repeated, and a green one stays green.
 settings.register_profile("repeatable", derandomize=True, deadline=None)
@@ -16,6 +17,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # test processes run side by side
 # Some virtual machines announce AMX but trap on it; bfloat16 tests would die there of an illegal instruction.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 torch.set_num_threads(1)
+define_missing_operators()  # before a test imports Lightning, which imports torchvision
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from psm.losses.method_loss import method_loss
 from psm.methods import get_method
 from psm.mining.batch import MiningBatch
 from psm.mining.memory_bank import MemoryBank
-from psm.models.siamese import Pair
+from psm.models.outputs import ViewPair
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -74,7 +74,7 @@ def filled(rows, ids=None, size=None):
 
 
 def pair_of(query, key, projection, other):
-    return Pair(*(normalize(x, dim=1) for x in (query, key, projection, other)))
+    return ViewPair(*(normalize(x, dim=1) for x in (query, key, projection, other)))
 
 
 def random_vectors(seed, *shapes, dtype=torch.float64):

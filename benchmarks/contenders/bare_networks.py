@@ -14,7 +14,8 @@ import torch
 import psm.models.siamese
 from psm.kernels.malloc import keep_freed_memory
 from psm.methods import get_method
-from psm.models.networks import encoder, predictor, prefers_channels_last, projector
+from psm.models.factory import create_encoder, prefers_channels_last
+from psm.models.heads import prediction_head, projection_head
 from psm.models.siamese import SiameseNetworks
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -28,9 +29,12 @@ def main() -> None:
     torch.set_num_threads(int(threads))
     keep_freed_memory()
     spec = get_method(method)
-    backbone = encoder(name, stem, 32)
+    backbone = create_encoder(name, stem, 32)
     networks = SiameseNetworks(
-        backbone, projector(backbone.width), predictor() if spec.predictor.enabled else None, spec.target.enabled
+        backbone,
+        projection_head(backbone.width),
+        prediction_head() if spec.predictor.enabled else None,
+        spec.target.enabled,
     )
     views = torch.randn(2, int(batch), 3, 32, 32)
     if prefers_channels_last("cpu"):

@@ -23,7 +23,8 @@ from PIL import Image  # noqa: E402
 from torch.utils.data import DataLoader, Dataset  # noqa: E402
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from psm.models.networks import encoder, predictor, projector  # noqa: E402
+from psm.models.factory import create_encoder  # noqa: E402
+from psm.models.heads import prediction_head, projection_head  # noqa: E402
 from turns import answer  # noqa: E402
 
 IMAGES, BANK = 10240, 16384
@@ -50,9 +51,9 @@ class Networks(nn.Module):
     def __init__(self, method: str, name: str, stem: str):
         super().__init__()
         self.method = method
-        backbone = encoder(name, stem, 32)
-        self.online = nn.Sequential(backbone, projector(backbone.width))
-        self.predictor = predictor() if method in ("byol", "nnclr") else None
+        backbone = create_encoder(name, stem, 32)
+        self.online = nn.Sequential(backbone, projection_head(backbone.width))
+        self.predictor = prediction_head() if method in ("byol", "nnclr") else None
         self.target = deepcopy(self.online) if method in ("byol", "mocov2") else None
         if self.target is not None:
             deactivate_requires_grad(self.target)

@@ -1,8 +1,10 @@
 """psm: learn image encoders from unlabeled images by contrastive learning with mined samples."""
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from psm.data import load_dataset
     from psm.evaluation.evaluate import evaluate
     from psm.losses.contrastive import ContrastiveLoss
     from psm.losses.method_loss import method_loss
@@ -13,27 +15,37 @@ if TYPE_CHECKING:
     from psm.mining.negatives import NegativeSource
     from psm.mining.pnsm import NegativeSampler, keep_probability, mine_negatives
     from psm.mining.positives import PositiveRule
+    from psm.models.factory import create_encoder, list_encoders
     from psm.models.pretrained import load_encoder
+    from psm.models.siamese import SiameseNetworks
     from psm.reporting.inspector import inspect
     from psm.training.pretrain import pretrain
+    from psm.views.transform import Views
 
-# Imported when first used: `psm --help` answers without torch.
-_HOMES = {
+    __version__: str
+
+# Public name -> module that defines it. Imported on first use: `import psm` and `psm --help` do not import torch.
+_MODULES = {
     "ContrastiveLoss": "psm.losses.contrastive",
     "MemoryBank": "psm.mining.memory_bank",
-    "evaluate": "psm.evaluation.evaluate",
-    "get_method": "psm.methods",
-    "inspect": "psm.reporting.inspector",
-    "keep_probability": "psm.mining.pnsm",
-    "list_methods": "psm.methods",
-    "load_encoder": "psm.models.pretrained",
-    "method_loss": "psm.losses.method_loss",
-    "mine_negatives": "psm.mining.pnsm",
     "NegativeSampler": "psm.mining.pnsm",
     "NegativeSource": "psm.mining.negatives",
     "NegativeWeighting": "psm.losses.negative_weighting",
     "Objective": "psm.losses.objectives",
     "PositiveRule": "psm.mining.positives",
+    "SiameseNetworks": "psm.models.siamese",
+    "Views": "psm.views.transform",
+    "create_encoder": "psm.models.factory",
+    "evaluate": "psm.evaluation.evaluate",
+    "get_method": "psm.methods",
+    "inspect": "psm.reporting.inspector",
+    "keep_probability": "psm.mining.pnsm",
+    "list_encoders": "psm.models.factory",
+    "list_methods": "psm.methods",
+    "load_dataset": "psm.data",
+    "load_encoder": "psm.models.pretrained",
+    "method_loss": "psm.losses.method_loss",
+    "mine_negatives": "psm.mining.pnsm",
     "pretrain": "psm.training.pretrain",
     "register_method": "psm.methods",
     "register_part": "psm.methods",
@@ -47,11 +59,17 @@ __all__ = [
     "NegativeWeighting",
     "Objective",
     "PositiveRule",
+    "SiameseNetworks",
+    "Views",
+    "__version__",
+    "create_encoder",
     "evaluate",
     "get_method",
     "inspect",
     "keep_probability",
+    "list_encoders",
     "list_methods",
+    "load_dataset",
     "load_encoder",
     "method_loss",
     "mine_negatives",
@@ -62,10 +80,17 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        import importlib
+    if name == "__version__":
+        from importlib.metadata import version
 
-        value = getattr(importlib.import_module(_HOMES[name]), name)
-        globals()[name] = value
-        return value
-    raise AttributeError(f"module 'psm' has no attribute {name!r}")
+        value: Any = version("psm")
+    elif name in _MODULES:
+        value = getattr(importlib.import_module(_MODULES[name]), name)
+    else:
+        raise AttributeError(f"module 'psm' has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -15,7 +15,7 @@ from psm.data import ImageDataset, ImageStore
 from psm.evaluation.features import extract, frozen
 from psm.evaluation.scores import accuracy, knn, linear
 from psm.utils.errors import UserError
-from psm.utils.run_folder import append_line, read_lines
+from psm.utils.files import append_line, read_lines
 from psm.views.transform import Views
 
 

@@ -13,7 +13,7 @@ import time
 
 import pytest
 
-from psm.utils.run_folder import read_lines
+from psm.utils.files import read_lines
 
 SMOKE = ("preset=smoke", "epochs=4", "jobs=2", "monitor.every=4")
 

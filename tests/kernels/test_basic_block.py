@@ -13,7 +13,7 @@ from helpers import compiled, using
 from psm.kernels import basic_block as blocks
 from psm.kernels import winograd as tiles
 from psm.kernels.dispatch import Faster, in_one
-from psm.models import networks
+from psm.models import factory, resnet
 from psm.training.distributed import SyncBatchNormCPU
 
 FORMATS = (torch.contiguous_format, torch.channels_last)
@@ -33,7 +33,7 @@ def maps_of(*shape, layout=torch.channels_last):
 def block_of(inputs, outputs, stride, maps):
     """A block whose ReLUs see no value near zero, which rounding might put on either side, and its gradient with it."""
     torch.manual_seed(inputs + outputs + stride)
-    block = networks.BasicBlock(inputs, outputs, stride)
+    block = resnet.BasicBlock(inputs, outputs, stride)
     for norm in (x for x in block.modules() if isinstance(x, nn.BatchNorm2d)):
         nn.init.uniform_(norm.weight, 0.5, 1.5)
     exact, seen = deepcopy(block).double(), {}
@@ -110,7 +110,7 @@ def test_it_is_the_same_each_time_and_changes_nothing_that_was_kept(stride):
 def test_second_derivatives_are_refused():
     maps = maps_of(8, 32, 8, 8)
     with Faster():
-        (gradient,) = torch.autograd.grad(networks.BasicBlock(32, 32, 1)(maps).square().sum(), maps, create_graph=True)
+        (gradient,) = torch.autograd.grad(resnet.BasicBlock(32, 32, 1)(maps).square().sum(), maps, create_graph=True)
     with pytest.raises(RuntimeError, match="once_differentiable"):
         gradient.sum().backward()
 
@@ -175,7 +175,7 @@ def test_what_is_no_number_shows_and_inference_is_the_same(stride):
 
 
 def changed(change, stride=1):
-    block = networks.BasicBlock(32, 32 * stride, stride)
+    block = resnet.BasicBlock(32, 32 * stride, stride)
     change(block)
     return block
 
@@ -196,15 +196,15 @@ class OwnConvolution(nn.Conv2d):
 @pytest.mark.parametrize("stride", [1, 2])
 def test_what_the_others_differ_from_goes_in_one(stride):
     with Faster():
-        assert in_one(networks.BasicBlock(32, 32 * stride, stride), maps_of(8, 32, 16, 16))
+        assert in_one(resnet.BasicBlock(32, 32 * stride, stride), maps_of(8, 32, 16, 16))
 
 
 OTHERS = {
-    "evaluated": networks.BasicBlock(32, 32, 1).eval(),
-    "double": networks.BasicBlock(32, 32, 1).double(),
-    "channels not in 32s": networks.BasicBlock(32, 48, 2),
-    "a shortcut that keeps the sides": networks.BasicBlock(32, 64, 1),
-    "stride 4": networks.BasicBlock(32, 64, 4),
+    "evaluated": resnet.BasicBlock(32, 32, 1).eval(),
+    "double": resnet.BasicBlock(32, 32, 1).double(),
+    "channels not in 32s": resnet.BasicBlock(32, 48, 2),
+    "a shortcut that keeps the sides": resnet.BasicBlock(32, 64, 1),
+    "stride 4": resnet.BasicBlock(32, 64, 4),
     "a bias": put("conv2", convolution(32, 32, bias=True)),
     "dilated": put("conv1", convolution(32, 32, padding=2, dilation=2)),
     "groups": put("conv1", convolution(32, 32, groups=2)),
@@ -238,13 +238,13 @@ OTHERS = {
 @pytest.mark.parametrize("name", OTHERS)
 def test_anything_else_goes_by_its_layers(monkeypatch, name):
     block = OTHERS[name]
-    monkeypatch.setattr(networks, "residual", None)
+    monkeypatch.setattr(resnet, "residual", None)
     with Faster(), torch.no_grad():
         block(torch.randn(8, 32, 16, 16).to(next(block.parameters()).dtype))
 
 
 def test_somebody_who_listens_to_all_modules_hears_the_layers(monkeypatch):
-    heard, block = [], networks.BasicBlock(32, 32, 1)
+    heard, block = [], resnet.BasicBlock(32, 32, 1)
     handle = nn.modules.module.register_module_forward_hook(lambda module, *given: heard.append(type(module).__name__))
     try:
         with Faster(), torch.no_grad():
@@ -257,12 +257,12 @@ def test_somebody_who_listens_to_all_modules_hears_the_layers(monkeypatch):
 @pytest.mark.parametrize("stride", [1, 2])
 def test_maps_of_other_channels_get_torch_s_own_words(stride):
     with Faster(), pytest.raises(RuntimeError, match="channels"):
-        networks.BasicBlock(32, 32 * stride, stride)(torch.randn(8, 64, 16, 16))
+        resnet.BasicBlock(32, 32 * stride, stride)(torch.randn(8, 64, 16, 16))
 
 
 def test_layers_that_do_not_fit_each_other_get_torch_s_own_words(monkeypatch):
-    monkeypatch.setattr(networks, "residual", None)
-    other_kernel = networks.BasicBlock(32, 64, 2)
+    monkeypatch.setattr(resnet, "residual", None)
+    other_kernel = resnet.BasicBlock(32, 64, 2)
     other_kernel.downsample[0].weight = nn.Parameter(torch.randn(64, 32, 3, 3))
     with Faster(), pytest.raises(RuntimeError):
         other_kernel(torch.randn(8, 32, 16, 16))
@@ -277,8 +277,8 @@ def test_layers_that_do_not_fit_each_other_get_torch_s_own_words(monkeypatch):
 
 
 def test_mixed_precision_and_compilers_go_by_the_layers(monkeypatch):
-    monkeypatch.setattr(networks, "residual", None)
-    block, maps = networks.BasicBlock(32, 32, 1), torch.randn(8, 32, 8, 8)
+    monkeypatch.setattr(resnet, "residual", None)
+    block, maps = resnet.BasicBlock(32, 32, 1), torch.randn(8, 32, 8, 8)
     with Faster(), torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
         block(maps)
     with Faster(), torch.no_grad():
@@ -298,8 +298,8 @@ def test_mixed_precision_and_compilers_go_by_the_layers(monkeypatch):
 def test_encoders_take_it(monkeypatch, encoder, stem, taken):
     found, whole = [], blocks.residual
     monkeypatch.setattr(
-        networks, "residual", lambda block, maps: found.append(tuple(maps.shape[1:3])) or whole(block, maps)
+        resnet, "residual", lambda block, maps: found.append(tuple(maps.shape[1:3])) or whole(block, maps)
     )
     with Faster(), torch.no_grad():
-        networks.encoder(encoder, stem, 32)(torch.randn(64, 3, 32, 32))
+        factory.create_encoder(encoder, stem, 32)(torch.randn(64, 3, 32, 32))
     assert found == taken

@@ -12,7 +12,7 @@ from torch.nn import functional
 from helpers import compiled, using
 from psm.kernels import bn_relu as norms
 from psm.kernels import dispatch as faster
-from psm.models import networks
+from psm.models import factory, resnet
 from psm.training.distributed import SyncBatchNormCPU
 
 
@@ -172,8 +172,8 @@ def test_small_maps_are_torch_s(monkeypatch):
 def test_a_network_takes_it(monkeypatch):
     taken, plain = [], norms.rectified
     monkeypatch.setattr(norms, "rectified", lambda *given: taken.append(given[2] is not None) or plain(*given))
-    monkeypatch.setattr(networks, "in_one", lambda *given: False)  # layer by layer
-    network = networks.encoder("tiny", "cifar", 32).to(memory_format=torch.channels_last)
+    monkeypatch.setattr(resnet, "in_one", lambda *given: False)  # layer by layer
+    network = factory.create_encoder("tiny", "cifar", 32).to(memory_format=torch.channels_last)
     with faster.Faster():
         network(maps_of(8, 3, 32, 32).detach())
     assert taken == [False, *[False, True] * 4]  # the stem, and two in each of four blocks

@@ -11,7 +11,7 @@ from torch import nn
 
 from psm.kernels.dispatch import Faster, faster
 from psm.kernels.small_conv import PRODUCTS, sampled, transforms, windows
-from psm.models import networks
+from psm.models import factory
 
 FORMATS = (torch.contiguous_format, torch.channels_last)
 
@@ -94,7 +94,7 @@ def test_it_samples_places_where_the_kernel_has_one(size, kernel, stride, paddin
 @pytest.mark.parametrize("channels_last", [False, True])
 def test_a_network_learns_the_same_and_stays_what_it_was(stem, channels_last):
     torch.manual_seed(0)
-    network = networks.encoder("tiny", stem, 32).double()
+    network = factory.create_encoder("tiny", stem, 32).double()
     images = torch.randn(6, 3, 32, 32, dtype=torch.double)
     if channels_last:
         network, images = (x.to(memory_format=torch.channels_last) for x in (network, images))
@@ -150,7 +150,7 @@ def test_the_products_are_really_taken(monkeypatch):
         plain = getattr(room, name)
         monkeypatch.setattr(room, name, lambda *given, s=sizes, p=plain: s.append(given[0].shape[2]) or p(*given))
     with faster(torch.device("cpu")), torch.no_grad():
-        networks.encoder("resnet18", "imagenet", 32)(torch.randn(2, 3, 32, 32))
+        factory.create_encoder("resnet18", "imagenet", 32)(torch.randn(2, 3, 32, 32))
     assert taken == {"few_products": [4, 4, 4, 4, 2, 2, 2], "whole_map": [2, 1, 1, 1], "every_other": [4, 2]}
 
 

@@ -23,7 +23,7 @@ from psm.kernels import runtime as processor
 from psm.kernels import similarity as products
 from psm.kernels import winograd as tiles
 from psm.kernels.dispatch import Faster
-from psm.models import networks
+from psm.models import factory, resnet
 
 FORMATS = (torch.contiguous_format, torch.channels_last)
 
@@ -79,7 +79,7 @@ def test_value_and_gradient_equal_the_convolution(
 def test_single_precision_errs_as_little_as_torch(channels, size, batch):
     draws = torch.Generator().manual_seed(size)
     maps = torch.randn(batch, channels, size, size, generator=draws).relu().requires_grad_()
-    layer = networks.convolution(channels, channels, 3)
+    layer = resnet.convolution(channels, channels, 3)
     found, plain = (passes(maps, layer, mode) for mode in (Faster, nullcontext))
     exact = passes(maps.detach().double().requires_grad_(), deepcopy(layer).double())
     for fast, torchs, true in zip(found, plain, exact, strict=True):
@@ -89,7 +89,7 @@ def test_single_precision_errs_as_little_as_torch(channels, size, batch):
 
 @compiled
 def test_only_the_gradients_that_are_asked_for_are_computed():
-    layer, maps = networks.convolution(32, 32, 3), torch.randn(32, 32, 8, 8)
+    layer, maps = resnet.convolution(32, 32, 3), torch.randn(32, 32, 8, 8)
     wanted = passes(maps.clone().requires_grad_(), layer)
     with Faster():
         layer(maps).sum().backward()  # not of the maps
@@ -105,7 +105,7 @@ def test_only_the_gradients_that_are_asked_for_are_computed():
 @compiled
 def test_it_is_the_same_each_time_whoever_comes_first():
     """Bit for bit, or no run could be resumed so; and values, without the sum over maps, for any number of threads."""
-    layer, maps = networks.convolution(64, 64, 3), torch.randn(48, 64, 8, 8, requires_grad=True)
+    layer, maps = resnet.convolution(64, 64, 3), torch.randn(48, 64, 8, 8, requires_grad=True)
     with using(2):
         found = [passes(maps, layer, Faster) for _ in range(8)]
     assert all(torch.equal(x, y) for again in found[1:] for x, y in zip(again, found[0], strict=True))
@@ -117,7 +117,7 @@ def test_it_is_the_same_each_time_whoever_comes_first():
 
 @compiled
 def test_second_derivatives_are_refused():
-    layer, maps = networks.convolution(32, 32, 3), torch.randn(32, 32, 8, 8, requires_grad=True)
+    layer, maps = resnet.convolution(32, 32, 3), torch.randn(32, 32, 8, 8, requires_grad=True)
     with Faster():
         (gradient,) = torch.autograd.grad(layer(maps).square().sum(), maps, create_graph=True)
     with pytest.raises(RuntimeError, match="once_differentiable"):
@@ -153,7 +153,7 @@ def test_without_a_compiler_all_is_torch_s(monkeypatch):
     monkeypatch.setattr(processor, "_native", None)
     processor.lanes.cache_clear()
     try:
-        network, images = networks.encoder("tiny", "cifar", 32), torch.randn(64, 3, 32, 32)
+        network, images = factory.create_encoder("tiny", "cifar", 32), torch.randn(64, 3, 32, 32)
         with Faster():
             network(images).sum().backward()
         assert all(parameter.grad.isfinite().all() for parameter in network.parameters())
@@ -171,9 +171,9 @@ def test_a_resnet_takes_them(monkeypatch):
     """With the CIFAR stem at 32 pixels: three stages and the fourth's first, all but the shortcuts."""
     taken, plain = [], tiles.by_tiles
     monkeypatch.setattr(tiles, "by_tiles", lambda *given: taken.append(tuple(given[0].shape[1:3])) or plain(*given))
-    monkeypatch.setattr(networks, "in_one", lambda *given: False)  # convolution by convolution
+    monkeypatch.setattr(resnet, "in_one", lambda *given: False)  # convolution by convolution
     with Faster(), torch.no_grad():
-        networks.encoder("resnet18", "cifar", 32)(torch.randn(64, 3, 32, 32))
+        factory.create_encoder("resnet18", "cifar", 32)(torch.randn(64, 3, 32, 32))
     assert taken == [(64, 32)] * 5 + [(128, 16)] * 4 + [(256, 8)] * 4
 
 

@@ -8,7 +8,7 @@ from psm.kernels import similarity as products
 from psm.losses import chunked as slices
 from psm.methods import METHODS, get_method
 from psm.mining.memory_bank import MemoryBank, mask_same_image_
-from psm.models.siamese import Embeddings
+from psm.models.outputs import Embeddings
 
 CONTRASTIVE = [name for name in METHODS if get_method(name).objective.uses_negatives]
 

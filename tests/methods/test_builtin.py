@@ -15,7 +15,7 @@ from psm.methods import METHODS, get_method
 from psm.mining.memory_bank import MemoryBank
 from psm.mining.mochi import mix_negatives
 from psm.mining.negatives import bank_negatives
-from psm.models.siamese import Embeddings
+from psm.models.outputs import Embeddings
 from psm.training.module import PretrainModule
 from psm.utils.errors import UserError
 

@@ -14,7 +14,7 @@ from psm.losses.functional import masked_logsumexp
 from psm.mining.memory_bank import MemoryBank
 from psm.mining.pnsm import keep_probability, mine_negatives
 from psm.mining.positives import soft_weights
-from psm.models.siamese import Pair
+from psm.models.outputs import ViewPair
 
 
 @pytest.mark.parametrize("name", ["psm", "snclr"])
@@ -259,7 +259,7 @@ def test_a_bank_without_mining_in_single_precision_equals_that_in_double(own, mo
         bank = filled(rows).to(dtype)
         query.requires_grad_()
         found = pair_loss(
-            Pair(query, key, projection, other), method("mocov2", bank={"allow_self": own}), bank, bank.ids[:40]
+            ViewPair(query, key, projection, other), method("mocov2", bank={"allow_self": own}), bank, bank.ids[:40]
         )
         outputs.append([found.loss.detach(), *torch.autograd.grad(found.loss, query), *found.metrics.values()])
     torch.testing.assert_close(*outputs, check_dtype=False, atol=1e-6, rtol=1e-5)
@@ -267,6 +267,8 @@ def test_a_bank_without_mining_in_single_precision_equals_that_in_double(own, mo
 
 def test_queries_alone_carry_the_gradient():
     query, projection, key, other, rows = (x.requires_grad_() for x in random_vectors(2, *[(4, 6)] * 4, (12, 6)))
-    pair_loss(Pair(query, key.detach(), projection, other.detach()), method(), filled(rows.detach())).loss.backward()
+    pair_loss(
+        ViewPair(query, key.detach(), projection, other.detach()), method(), filled(rows.detach())
+    ).loss.backward()
     assert query.grad.abs().sum() > 0
     assert projection.grad is None  # the weights of eq. 5 carry none

@@ -17,12 +17,12 @@ from torch.nn.parallel import DistributedDataParallel
 from psm.data.loader import share
 from psm.methods import METHODS, get_method
 from psm.mining.memory_bank import MemoryBank
-from psm.models.networks import predictor, projector
+from psm.models.heads import prediction_head, projection_head
 from psm.models.siamese import SiameseNetworks
-from psm.training.checkpoint import read_checkpoint
 from psm.training.distributed import gather, sync_batchnorm
 from psm.training.module import step_loss
-from psm.utils.run_folder import read_lines
+from psm.utils.checkpoint_file import read_checkpoint
+from psm.utils.files import read_lines
 
 BATCH, STEPS = 8, 3
 
@@ -41,8 +41,8 @@ class Step(nn.Module):
         super().__init__()
         torch.manual_seed(0)
         self.method = get_method(method)
-        head = predictor(5, 7, 5) if self.method.predictor.enabled else None
-        self.networks = SiameseNetworks(Encoder(), projector(10, 7, 5), head, self.method.target.enabled)
+        head = prediction_head(5, 7, 5) if self.method.predictor.enabled else None
+        self.networks = SiameseNetworks(Encoder(), projection_head(10, 7, 5), head, self.method.target.enabled)
         self.bank = MemoryBank(13, 5)
         self._ddp_params_and_buffers_to_ignore = [f"bank.{n}" for n in ("rows", "ids", "pointer", "fill")]
 

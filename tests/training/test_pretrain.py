@@ -21,12 +21,12 @@ from psm.data import ImageDataset, ImageStore, load_dataset
 from psm.data.loader import Batches
 from psm.losses.contrastive import ContrastiveLoss
 from psm.methods.build import build_networks
-from psm.models.siamese import SiameseNetworks, pairs
-from psm.training.checkpoint import read_checkpoint
 from psm.training.health import feature_health, in_words
 from psm.training.module import PretrainModule
+from psm.utils.checkpoint_file import read_checkpoint
 from psm.utils.errors import Diverged, UserError
 from psm.utils.run_folder import RunFolder
+from psm.utils.run_lock import clear_run, lock_run
 from psm.utils.seeding import seed_networks
 from psm.views.transform import Views
 
@@ -38,59 +38,6 @@ def state(out, name="last.ckpt"):
 def same(a, b):
     assert a.keys() == b.keys()
     return all(torch.equal(a[name], b[name]) for name in a)
-
-
-def networks(width=7, hidden=5, out=3):
-    """Unequal dimensions everywhere, so that no head can be fed another's features."""
-
-    def head(inputs, outputs):
-        return nn.Sequential(nn.Linear(inputs, hidden), nn.BatchNorm1d(hidden), nn.ReLU(), nn.Linear(hidden, outputs))
-
-    encoder = nn.Sequential(nn.Flatten(), nn.Linear(3 * 4 * 4, width), nn.BatchNorm1d(width))
-    return SiameseNetworks(encoder, head(width, out), head(out, out))
-
-
-def test_topology_feeds_each_head_what_it_should():
-    nets, views = networks(), torch.randn(2, 6, 3, 4, 4)
-    nets.eval()
-    with torch.no_grad():
-        for parameter in nets.target.parameters():
-            parameter.add_(0.1)
-    embeddings, features = nets(views)
-    z = nets.projector(nets.encoder(views.flatten(0, 1)))
-    assert torch.equal(embeddings.projection.flatten(0, 1), z)
-    assert torch.equal(embeddings.query.flatten(0, 1), nets.predictor(z))
-    assert torch.equal(embeddings.key.flatten(0, 1), nets.target(views.flatten(0, 1)))
-    assert not embeddings.key.requires_grad
-    assert features.shape == (12, 7)
-    forth, back = pairs(embeddings)
-    unit = nn.functional.normalize
-    assert torch.equal(forth.query, unit(embeddings.query[0], dim=-1))
-    assert torch.equal(forth.key, unit(embeddings.key[1], dim=-1))
-    assert torch.equal(forth.projection, unit(embeddings.projection[0], dim=-1))
-    assert torch.equal(forth.other, unit(embeddings.key[0], dim=-1))
-    assert torch.equal(back.query, unit(embeddings.query[1], dim=-1))
-    assert torch.equal(back.other, forth.key)
-    assert len(list(pairs(embeddings, symmetric=False))) == 1
-
-
-def test_target_follows_parameters_and_keeps_its_own_statistics():
-    nets = networks()
-    before = {name: value.clone() for name, value in nets.target.state_dict().items()}
-    with torch.no_grad():
-        for parameter in nets.encoder.parameters():
-            parameter.add_(1.0)
-    nets.encoder[2].running_mean.fill_(9.0)
-    nets.update_target(0.9)
-    online = nn.Sequential(nets.encoder, nets.projector).state_dict()
-    for name, value in nets.target.state_dict().items():
-        if "running" in name or "num_batches" in name:
-            assert torch.equal(value, before[name])
-        else:
-            assert torch.allclose(value, 0.9 * before[name] + 0.1 * online[name], atol=1e-6)
-    nets(torch.randn(2, 6, 3, 4, 4))
-    assert nets.target[0][2].num_batches_tracked == 1
-    assert all(not p.requires_grad for p in nets.target.parameters())
 
 
 def test_run_folder(tmp_path, small):
@@ -355,10 +302,10 @@ def test_a_moved_run_is_not_written_by_two(tmp_path, small):
     psm.pretrain(tmp_path / "a", **small)
     run = RunFolder(tmp_path / "a")
     with (
-        run.hold("false", "true"),
-        run.replace("true"),
+        lock_run(run, "false", "true"),
+        clear_run(run, "true"),
         pytest.raises(UserError, match="another process"),
-        run.hold("auto", "false"),
+        lock_run(run, "auto", "false"),
     ):
         pass
 
@@ -411,8 +358,11 @@ def test_resume_refuses_other_images(tmp_path, small):
         return ImageDataset("mine", ImageStore(pixels[:count]), None, ())
 
     psm.pretrain(tmp_path / "a", data=data(100), **small)
-    with pytest.raises(UserError, match="100 images then, 80 now"):
+    with pytest.raises(UserError, match="80 training images instead of 100"):
         psm.pretrain(tmp_path / "a", data=data(80), resume=True)
+    other = ImageDataset("mine", ImageStore(255 - pixels), None, ())
+    with pytest.raises(UserError, match="channel means of its images are"):
+        psm.pretrain(tmp_path / "a", data=other, resume=True)
 
 
 @pytest.mark.parametrize(
@@ -556,7 +506,7 @@ def test_a_mistake_leaves_nothing_behind(tmp_path, small):
 
 
 def test_two_processes_cannot_share_a_folder(tmp_path, small):
-    with RunFolder(tmp_path / "a").hold("false", "false"), pytest.raises(UserError, match="another process"):
+    with lock_run(RunFolder(tmp_path / "a"), "false", "false"), pytest.raises(UserError, match="another process"):
         psm.pretrain(tmp_path / "a", **small)
     assert not (tmp_path / "a").exists()
 

@@ -11,7 +11,8 @@ from psm.data import ImageStore
 from psm.data.loader import Batches
 from psm.methods import METHODS, get_method
 from psm.mining.memory_bank import MemoryBank
-from psm.models.networks import encoder, predictor, projector
+from psm.models.factory import create_encoder
+from psm.models.heads import prediction_head, projection_head
 from psm.models.siamese import SiameseNetworks
 from psm.training.module import RunningMean, step_loss
 from psm.training.optim import sgd
@@ -37,9 +38,9 @@ class Copies(TorchDispatchMode):
 def make(method, chunk=None):
     spec = get_method(method)
     with DEVICE:
-        backbone = encoder("tiny", "cifar", 16)
-        head = predictor() if spec.predictor.enabled else None
-        networks = SiameseNetworks(backbone, projector(backbone.width), head, spec.target.enabled)
+        backbone = create_encoder("tiny", "cifar", 16)
+        head = prediction_head() if spec.predictor.enabled else None
+        networks = SiameseNetworks(backbone, projection_head(backbone.width), head, spec.target.enabled)
         bank = MemoryBank(512, 128)
         bank.enqueue(torch.empty(512, 128), torch.arange(512))
         meter = RunningMean(("loss", *spec.metric_names))

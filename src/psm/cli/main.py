@@ -28,12 +28,12 @@ def pretrain(arguments: Sequence[str]) -> None:
     settings.build(PretrainConfig, *overrides)  # a mistyped key is answered before anything heavy is imported
     from psm.kernels.malloc import keep_freed_memory
     from psm.reporting.run_page import write_page
+    from psm.training.distributed import is_rank_zero
     from psm.training.pretrain import run_pretraining
-    from psm.utils.run_folder import launched
 
     keep_freed_memory()
     result = run_pretraining(*overrides)
-    if launched():
+    if not is_rank_zero():
         return
     print(f"encoder: {result.out / 'encoder.safetensors'}")
     print(f"page:    {write_page(result.out, result.data)}")
@@ -140,10 +140,7 @@ def _run(arguments: list[str]) -> int:
 
             print(help_of_runs())
         return 0
-    from psm.utils.run_folder import launched
-
-    if not launched():
-        _speak_on_stderr()
+    _speak_on_stderr()
     return command(rest) or 0
 
 
@@ -153,11 +150,18 @@ class _Stderr(logging.StreamHandler):
     stream = property(lambda self: sys.stderr, lambda self, value: None)
 
 
+def _is_from_rank_zero(record: logging.LogRecord) -> bool:
+    from psm.training.distributed import is_rank_zero  # imports torch: only once there is something to say
+
+    return is_rank_zero()
+
+
 def _speak_on_stderr() -> None:
     """Warnings are for the user's eyes; the rest goes to the run's log alone."""
     handler = _Stderr()
     handler.setLevel(logging.WARNING)
     handler.setFormatter(logging.Formatter("psm: %(message)s"))
+    handler.addFilter(_is_from_rank_zero)
     logging.getLogger("psm").addHandler(handler)
 
 

@@ -18,15 +18,17 @@ from torch import Tensor, nn
 
 from psm.config import merge as settings
 from psm.config.schema import EvaluateConfig, ImagesConfig, PretrainConfig, ViewsConfig
+from psm.config.stored import load_run_config
 from psm.data import ImageDataset, ImageStore, load_dataset
 from psm.evaluation.features import extract
 from psm.evaluation.scores import Accuracy, knn, linear
 from psm.methods.plugins import load_plugins
-from psm.models import networks
+from psm.models.factory import create_encoder
 from psm.models.pretrained import EncoderInfo, find_encoder, load_encoder
-from psm.training.checkpoint import read_checkpoint
+from psm.utils.checkpoint_file import read_checkpoint
 from psm.utils.errors import UserError
-from psm.utils.run_folder import RunFolder, append_line
+from psm.utils.files import append_line
+from psm.utils.run_folder import RunFolder
 from psm.utils.seeding import derived_seed, generator
 from psm.views.transform import Views
 
@@ -203,7 +205,7 @@ def _baselines(info: EncoderInfo, device: torch.device, seed: int) -> list[tuple
         return rows
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derived_seed(seed, "weights"))
-        untrained = networks.encoder(info.encoder, info.stem, info.size)
+        untrained = create_encoder(info.encoder, info.stem, info.size)
     return [*rows, ("untrained encoder", untrained.to(device), untrained_facts)]
 
 
@@ -215,10 +217,10 @@ def _home(file: Path) -> Path:
 def _trained_with(file: Path) -> PretrainConfig | None:
     """The configuration that the encoder was trained with, where it is known."""
     if file.suffix == ".ckpt":
-        return settings.build(PretrainConfig, read_checkpoint(file)["psm"]["config"])
+        return load_run_config(read_checkpoint(file))
     run = RunFolder(_home(file))
     is_run = run.marker.exists() and run.config.exists()
-    return settings.build(PretrainConfig, settings.read_yaml(run.config)) if is_run else None
+    return load_run_config(run) if is_run else None
 
 
 def check_settings(config: EvaluateConfig) -> None:

@@ -104,7 +104,7 @@ def gradient_ranks(
         draws = views.sample_params(len(ids), generator(config.seed, "gradients", number))
         first, second = views.apply(data.train.take(ids), draws)
         query = normalize(networks.predict(networks.projector(networks.encoder(first))), dim=1)
-        key = normalize(networks.keys(second), dim=1)
+        key = normalize(networks.embed_keys(second), dim=1)
         exclude_ids = None if method.bank.allow_self else ids
         parts.append(negative_gradients(query, key, bank, method.loss.temperature, ranks, exclude_ids))
     joined = NegativeGradients(*(torch.cat(x) for x in zip(*parts, strict=True)))

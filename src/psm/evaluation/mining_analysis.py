@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
-from psm.config import merge as settings
 from psm.config.schema import PretrainConfig, ViewsConfig
+from psm.config.stored import load_run_config
 from psm.data import ImageDataset, ImageStore
 from psm.methods.build import build_networks, method_of
 from psm.methods.spec import MethodSpec
@@ -19,7 +19,7 @@ from psm.mining.memory_bank import MemoryBank
 from psm.mining.negatives import FlatCandidates, NegativeSource, NoNegatives, ViewNegatives
 from psm.mining.positives import PositiveRule, Positives, ViewPositives
 from psm.models.siamese import SiameseNetworks
-from psm.training.checkpoint import read_checkpoint
+from psm.utils.checkpoint_file import read_checkpoint
 from psm.utils.errors import UserError
 from psm.views.transform import Views
 
@@ -67,7 +67,7 @@ def load_snapshot(checkpoint: Path, encoder: nn.Module | None = None) -> RunSnap
     was given a network of the user's own."""
     content = read_checkpoint(checkpoint)
     described, state = content["psm"], content["state_dict"]
-    config = settings.build(PretrainConfig, described["config"])
+    config = load_run_config(content)
     if config.encoder == "custom" and encoder is None:
         raise UserError(
             f"{checkpoint} holds a network of its user's own, which cannot be rebuilt from it: give that network, from "
@@ -96,7 +96,7 @@ def embed(
     for rows in ids.split(BATCH):
         inputs = snapshot.views.plain(images.take(rows))
         projection = snapshot.networks.projector(snapshot.networks.encoder(inputs))
-        vectors = snapshot.networks.predict(projection), snapshot.networks.keys(inputs), projection
+        vectors = snapshot.networks.predict(projection), snapshot.networks.embed_keys(inputs), projection
         parts.append([normalize(vector.float(), dim=1) for vector in vectors])
         advance(len(rows))
     return Embedded(ids, *(torch.cat(column) for column in zip(*parts, strict=True)))

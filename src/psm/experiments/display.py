@@ -15,7 +15,8 @@ from rich.text import Text
 
 from psm.experiments.plan import PlannedRun, data_title
 from psm.experiments.results import Study
-from psm.utils.run_folder import RunFolder, read_lines
+from psm.utils.files import read_lines
+from psm.utils.run_folder import RunFolder
 
 
 class Progress:

@@ -14,7 +14,7 @@ from psm.experiments.figures import Drawing, drawings
 from psm.experiments.results import Study, read_table, write_table
 from psm.reporting.templates import template_environment
 from psm.utils.errors import UserError
-from psm.utils.run_folder import write_atomically
+from psm.utils.files import write_atomically, write_text_atomically
 
 
 @dataclass(frozen=True)
@@ -180,7 +180,7 @@ def _write_figures(study: Study, drawn: Sequence[Drawing], shown: Sequence[Shown
 
 def _write(study: Study, name: str, content: str, kind: str = "html") -> Path:
     path = study.report / f"{name}.{kind}"
-    write_atomically(path, lambda file: file.write(content.encode()))
+    write_text_atomically(path, content)
     return path
 
 

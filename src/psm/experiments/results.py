@@ -19,7 +19,7 @@ from typing import Any
 
 from psm.config.schema import MAY_CHANGE
 from psm.experiments.plan import Place, PlannedRun, data_name
-from psm.utils.run_folder import write_atomically
+from psm.utils.files import write_text_atomically
 
 Row = dict[str, Any]
 ABOUT = ("run", "title", "method", "data", "seed")
@@ -76,7 +76,7 @@ def read_record(path: Path) -> dict[str, Any] | None:
 
 
 def write_record(path: Path, record: Mapping[str, Any]) -> None:
-    write_atomically(path, lambda file: file.write((json.dumps(record, indent=1) + "\n").encode()))
+    write_text_atomically(path, json.dumps(record, indent=1) + "\n")
 
 
 def finished(study: Study, run: PlannedRun) -> bool:
@@ -161,7 +161,7 @@ def write_table(path: Path, rows: list[Mapping[str, Any]]) -> None:
     writer = csv.DictWriter(stream, columns, restval="", lineterminator="\n")
     writer.writeheader()
     writer.writerows({name: _text(value) for name, value in row.items()} for row in rows)
-    write_atomically(path, lambda file: file.write(stream.getvalue().encode()))
+    write_text_atomically(path, stream.getvalue())
 
 
 def _text(value: Any) -> Any:

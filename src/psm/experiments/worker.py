@@ -23,8 +23,9 @@ from psm.experiments.results import Study, has_gradients, read_record, write_rec
 from psm.kernels.malloc import keep_freed_memory
 from psm.methods.plugins import load_plugins
 from psm.utils.errors import Diverged, UserError
+from psm.utils.files import read_lines
 from psm.utils.locking import locked
-from psm.utils.run_folder import RunFolder, read_lines
+from psm.utils.run_folder import RunFolder
 
 
 @dataclass(frozen=True)
@@ -124,13 +125,12 @@ def _evaluate(study: Study, job: Job) -> list[dict[str, Any]]:
 
 
 def _gradients(study: Study, run: PlannedRun) -> list[dict[str, Any]]:
-    from psm.config import merge as settings
-    from psm.config.schema import PretrainConfig
+    from psm.config.stored import load_run_config
     from psm.data import load_dataset
     from psm.evaluation.gradient_ranks import gradient_ranks
 
     folder = RunFolder(study.run(run.run))
-    config = settings.build(PretrainConfig, settings.read_yaml(folder.config))
+    config = load_run_config(folder)
     return gradient_ranks(folder.checkpoint, load_dataset(config.data, config.images, progress=False))
 
 
@@ -139,9 +139,10 @@ def _about(study: Study, job: Job, protocol: dict[str, Any]) -> dict[str, Any]:
     import torch
 
     from psm.config import merge as settings
+    from psm.config.stored import load_run_config
 
     run = RunFolder(study.run(job.run.run))
-    config = dict(settings.flatten(settings.read_yaml(run.config))) | {"data": data_name(job.run.data)}
+    config = dict(settings.flatten(settings.to_dict(load_run_config(run)))) | {"data": data_name(job.run.data)}
     curves = read_lines(run.metrics)
     return {
         "run": job.run.run,

@@ -7,7 +7,7 @@ from psm.losses.contrastive import ContrastiveLoss, LossOutput
 from psm.losses.objectives import ProjectionObjective
 from psm.mining.batch import MiningBatch
 from psm.mining.memory_bank import MemoryBank
-from psm.models.siamese import Embeddings, pairs
+from psm.models.outputs import Embeddings, view_pairs
 
 
 def method_loss(
@@ -32,7 +32,7 @@ def method_loss(
         return LossOutput(loss.on_projections(*embeddings.projection), {})
     outputs = [
         loss.on_batch(MiningBatch(*pair, ids=ids, bank=bank, generator=generator))
-        for pair in pairs(embeddings, symmetric)
+        for pair in view_pairs(embeddings, symmetric)
     ]
     metrics = {name: torch.stack([o.metrics[name] for o in outputs]).mean() for name in outputs[0].metrics}
     return LossOutput(torch.stack([output.loss for output in outputs]).mean(), metrics)

@@ -10,7 +10,9 @@ from psm.config.schema import PretrainConfig
 from psm.methods.plugins import missing_plugins
 from psm.methods.registry import METHODS, find_method
 from psm.methods.spec import MethodSpec
-from psm.models import networks
+from psm.models.encoder import as_encoder
+from psm.models.factory import create_encoder
+from psm.models.heads import prediction_head, projection_head
 from psm.models.siamese import SiameseNetworks
 from psm.utils.errors import UserError
 from psm.utils.seeding import derived_seed
@@ -56,12 +58,8 @@ def build_networks(
     heads = config.heads
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derived_seed(config.seed, "weights"))
-        backbone = (
-            networks.encoder(config.encoder, config.stem, size)
-            if encoder is None
-            else networks.as_encoder(encoder, size)
-        )
-        projector = networks.projector(backbone.width, heads.hidden_dim, heads.out_dim)
+        backbone = create_encoder(config.encoder, config.stem, size) if encoder is None else as_encoder(encoder, size)
+        projector = projection_head(backbone.width, heads.hidden_dim, heads.out_dim)
         enabled = method.predictor.enabled
-        predictor = networks.predictor(heads.out_dim, heads.hidden_dim, heads.out_dim) if enabled else None
+        predictor = prediction_head(heads.out_dim, heads.hidden_dim, heads.out_dim) if enabled else None
         return SiameseNetworks(backbone, projector, predictor, method.target.enabled)

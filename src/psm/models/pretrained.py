@@ -1,4 +1,4 @@
-"""The encoder as users take it away: its plain state dict as safetensors, and a small file on how to load it."""
+"""Saving and loading trained encoders: safetensors with a plain state dict, and a JSON file on how to load it."""
 
 import json
 from dataclasses import asdict, dataclass, fields
@@ -9,73 +9,79 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
-from psm.models import networks
-from psm.training.checkpoint import read_checkpoint
+from psm.models.encoder import Encoder, as_encoder, unwrapped
+from psm.models.factory import ENCODERS, create_encoder
+from psm.utils.checkpoint_file import read_checkpoint
 from psm.utils.errors import UserError
-from psm.utils.run_folder import RunFolder, write_atomically
+from psm.utils.files import write_atomically, write_text_atomically
+from psm.utils.run_folder import RunFolder
 
-ENCODER = "networks.encoder."  # where a checkpoint's state dict holds the encoder
+ENCODER_PREFIX = "networks.encoder."  # of the encoder's keys in the state dict of a checkpoint
+CUSTOM = "custom"  # the name of an encoder that was given as a module
 
 
 @dataclass(frozen=True)
 class EncoderInfo:
-    """What it takes to use an encoder: which network it is, and how images are prepared for it."""
+    """Which network an encoder is, and how images are prepared for it."""
 
     encoder: str
     stem: str
-    width: int
-    size: int  # side of the images it was trained on
-    mean: list[float]
+    width: int  # of its features
+    size: int  # H and W of the images that it was trained on
+    mean: list[float]  # of each channel, for images in [0, 1]
     std: list[float]
     method: str
     data: str
     epoch: int
 
-    def instructions(self) -> list[str]:
-        """Lines of Python that load the encoder, with this package and, for a ResNet, without it."""
-        ours = ["import psm", "encoder = psm.load_encoder('encoder.safetensors')"]
+    def how_to_load(self) -> list[str]:
+        """Lines of Python that load the encoder with this package and, for a ResNet, without it."""
+        with_psm = ["import psm", "encoder = psm.load_encoder('encoder.safetensors')"]
         if not self.encoder.startswith("resnet"):
-            return ours
-        small = ["net.conv1 = torch.nn.Conv2d(3, 64, 3, 1, 1, bias=False)", "net.maxpool = torch.nn.Identity()"]
+            return with_psm
+        cifar_stem = ["net.conv1 = torch.nn.Conv2d(3, 64, 3, 1, 1, bias=False)", "net.maxpool = torch.nn.Identity()"]
         return [
-            *ours,
+            *with_psm,
             "# or without psm:",
             "import torch, torchvision, safetensors.torch",
             f"net = torchvision.models.{self.encoder}()",
             "net.fc = torch.nn.Identity()",
-            *(small if self.stem == "cifar" else []),
+            *(cifar_stem if self.stem == "cifar" else []),
             "net.load_state_dict(safetensors.torch.load_file('encoder.safetensors'), strict=True)",
         ]
 
 
 def save_encoder(run: RunFolder, encoder: nn.Module, info: EncoderInfo) -> None:
-    """Write encoder.safetensors and encoder.json; the first holds the second's contents too, so it can go alone."""
+    """Write encoder.safetensors, whose metadata hold the info, and encoder.json into a run folder."""
     description = asdict(info)
-    own = networks.unwrapped(encoder)
-    # Copies: safetensors refuses weights that share memory. One entry of metadata: the order of several varies.
-    state = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in own.state_dict().items()}
+    # Copies: safetensors refuses tensors that share memory. One entry of metadata: the order of several varies.
+    state = {name: x.detach().cpu().contiguous().clone() for name, x in unwrapped(encoder).state_dict().items()}
     content = save(state, metadata={"psm": json.dumps(description)})
     write_atomically(run.encoder, lambda file: file.write(content))
-    readable = json.dumps(description | {"how_to_load": info.instructions()}, indent=2) + "\n"
-    write_atomically(run.info, lambda file: file.write(readable.encode()))
+    readable = json.dumps(description | {"how_to_load": info.how_to_load()}, indent=2)
+    write_text_atomically(run.info, f"{readable}\n")
 
 
-def load_encoder(path: str | Path, module: nn.Module | None = None) -> nn.Module:
-    """The encoder of a run folder, a checkpoint or an encoder file, in evaluation mode.
+def load_encoder(path: str | Path, module: nn.Module | None = None) -> Encoder:
+    """A trained encoder in evaluation mode; its attribute ``info`` says how images are prepared for it.
 
-    Its attribute ``loading`` says how images are prepared. ``module`` receives the weights where the run was given a
-    network of the user's own. A missing or superfluous weight is an error.
+    Args:
+        path: A run folder, a checkpoint or an encoder.safetensors.
+        module: Receives the weights of a run that was given a module as its encoder.
+
+    Raises:
+        UserError: The file cannot be read, or a weight is missing or unexpected.
     """
     info, state = read_encoder(path)
-    if module is None and info.encoder == "custom":
+    if module is None and info.encoder == CUSTOM:
         raise UserError(f"{path} holds a network of its user's own: give that network beside the path.")
-    encoder = (
-        networks.encoder(info.encoder, info.stem, info.size)
-        if module is None
-        else networks.as_encoder(module, info.size)
-    )
+    encoder: Encoder
+    if module is None:
+        encoder = create_encoder(info.encoder, info.stem, info.size)
+    else:
+        encoder = as_encoder(module, info.size)
     try:
-        networks.unwrapped(encoder).load_state_dict(state, strict=True)
+        unwrapped(encoder).load_state_dict(state, strict=True)
     except RuntimeError as error:
         raise UserError(f"{path} does not fit the encoder {info.encoder}: {' '.join(str(error).split())}.") from None
     encoder.info = info
@@ -83,27 +89,19 @@ def load_encoder(path: str | Path, module: nn.Module | None = None) -> nn.Module
 
 
 def read_encoder(path: str | Path) -> tuple[EncoderInfo, dict[str, Tensor]]:
-    """How to load, and the state dict, from a run folder, a checkpoint or an encoder file."""
+    """The info and the state dict in a run folder, a checkpoint or an encoder.safetensors."""
     path = find_encoder(path)
     if path.suffix == ".safetensors":
-        try:
-            with safe_open(path, "pt") as file:
-                described = (file.metadata() or {}).get("psm")
-            state = load_file(path)
-        except (SafetensorError, OSError) as error:
-            raise UserError(f"{path} is not a readable safetensors file: {error}.") from None
-        if described is None:
-            raise UserError(f"{path} says nothing of how to load it: give an encoder.safetensors written by psm.")
-        return _parse_info(described, path), state
+        return _read_safetensors(path)
     checkpoint = read_checkpoint(path)
     info = _parse_info(checkpoint["psm"]["encoder_info"], path)
-    prefix = f"{ENCODER}module." if info.encoder == "custom" else ENCODER
+    prefix = ENCODER_PREFIX if info.encoder in ENCODERS else f"{ENCODER_PREFIX}module."
     state = {k.removeprefix(prefix): v for k, v in checkpoint["state_dict"].items() if k.startswith(prefix)}
     return info, state
 
 
 def find_encoder(path: str | Path) -> Path:
-    """The file to read: the finished encoder of a run folder, or its last checkpoint while it trains."""
+    """The file to read: the encoder of a finished run, the last checkpoint of an unfinished one, or the file given."""
     path = Path(path).expanduser()
     if not path.exists():
         raise UserError(f"checkpoint={path} does not exist: give a run folder, a .ckpt or an encoder.safetensors.")
@@ -116,9 +114,21 @@ def find_encoder(path: str | Path) -> Path:
     raise UserError(f"checkpoint={path} holds neither {run.encoder.name} nor a checkpoint: is it a run folder?")
 
 
-def _parse_info(described: dict[str, Any] | str, path: Path) -> EncoderInfo:
+def _read_safetensors(path: Path) -> tuple[EncoderInfo, dict[str, Tensor]]:
     try:
-        described = json.loads(described) if isinstance(described, str) else described
-        return EncoderInfo(**{f.name: described[f.name] for f in fields(EncoderInfo)})
+        with safe_open(path, "pt") as file:
+            description = (file.metadata() or {}).get("psm")
+        state = load_file(path)
+    except (SafetensorError, OSError) as error:
+        raise UserError(f"{path} is not a readable safetensors file: {error}.") from None
+    if description is None:
+        raise UserError(f"{path} says nothing of how to load it: give an encoder.safetensors written by psm.")
+    return _parse_info(description, path), state
+
+
+def _parse_info(description: dict[str, Any] | str, path: Path) -> EncoderInfo:
+    try:
+        known = json.loads(description) if isinstance(description, str) else description
+        return EncoderInfo(**{f.name: known[f.name] for f in fields(EncoderInfo)})
     except (KeyError, TypeError, json.JSONDecodeError):
         raise UserError(f"{path} does not say completely how to load it: was it written by another version?") from None

@@ -8,14 +8,15 @@ from pathlib import Path
 import torch
 
 from psm.config import merge as settings
-from psm.config.schema import PretrainConfig
+from psm.config.stored import load_run_config
 from psm.data import ImageDataset, load_dataset
 from psm.evaluation.mining_analysis import MinedQuery, mined_samples
 from psm.methods.build import method_title
 from psm.reporting.curves import curves
 from psm.reporting.templates import template_environment
 from psm.utils.errors import UserError
-from psm.utils.run_folder import RunFolder, read_lines, write_atomically
+from psm.utils.files import read_lines, write_text_atomically
+from psm.utils.run_folder import RunFolder
 
 log = logging.getLogger("psm")
 QUERIES = 8
@@ -24,7 +25,7 @@ QUERIES = 8
 def write_page(folder: Path | str, data: ImageDataset | None = None) -> Path:
     """Write (or renew) report.html of a run folder. ``data`` saves loading the images again."""
     run = RunFolder(Path(folder))
-    config = settings.build(PretrainConfig, settings.read_yaml(run.config))
+    config = load_run_config(run)
     metrics, scores = read_lines(run.metrics), read_lines(run.scores)
     images: dict[int, str] = {}
     queries: list[MinedQuery] = []
@@ -54,7 +55,7 @@ def write_page(folder: Path | str, data: ImageDataset | None = None) -> Path:
             labels=data.train.labels if data else None,
         )
     )
-    write_atomically(run.page, lambda file: file.write(page.encode()))
+    write_text_atomically(run.page, page)
     return run.page
 
 

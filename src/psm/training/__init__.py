@@ -1,1 +1,5 @@
 """PretrainModule: the step, the trainer, checkpoints, several processes."""
+
+from psm.models.torchvision_ops import define_missing_operators
+
+define_missing_operators()  # before Lightning is imported, which imports torchvision where it is installed

@@ -18,7 +18,8 @@ from psm.training.health import feature_health, in_words
 from psm.training.module import PretrainModule
 from psm.training.progress_bar import ProgressBar
 from psm.utils.errors import Diverged
-from psm.utils.run_folder import RunFolder, append_line, read_lines
+from psm.utils.files import append_line, read_lines
+from psm.utils.run_folder import RunFolder
 
 log = logging.getLogger("psm")
 

@@ -1,9 +1,11 @@
-"""Everything that knows of several processes; on one process each function is a no-op.
+"""Everything that knows of several processes; with one process each function is a no-op.
 
-Losses see gathered tensors and do not know of ranks: every process computes the loss of the joined batch.
+Losses see gathered tensors and do not know of ranks: every process computes the loss of the global batch.
 """
 
 import logging
+import os
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -14,30 +16,39 @@ from psm.utils.devices import without_autocast
 log = logging.getLogger("psm")
 
 
+def is_rank_zero() -> bool:
+    """True unless a launcher (torchrun, SLURM, Lightning) gave this process a rank above 0.
+
+    Rank 0 writes the run folder. Reads environment variables only, so it can be asked before processes are joined.
+    """
+    ranks = (os.environ.get(name) for name in ("RANK", "LOCAL_RANK", "NODE_RANK", "SLURM_PROCID"))
+    return not any(rank is not None and rank.isdigit() and int(rank) > 0 for rank in ranks)
+
+
 def world() -> int:
-    """Number of processes that train together."""
+    """Number of processes (world size)."""
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
 def gather(local: Tensor, dim: int = 0) -> Tensor:
-    """The joined tensor of all processes, in order of rank. Its backward sums over processes.
+    """The tensors of all processes concatenated along ``dim`` in order of rank. Its backward sums over processes.
 
-    Each process backpropagates the whole loss to its own slice, so the summed slice is `world` times the gradient; the
-    mean that DDP takes over processes makes it exactly that of one process on the joined batch.
+    Every process backpropagates the loss of the global batch, so the summed slice is ``world()`` times the gradient.
+    DDP averages over processes, which gives exactly the gradient of one process on the global batch.
     """
     return local if world() == 1 else _Gather.apply(local, dim)
 
 
 class _Gather(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, local: Tensor, dim: int) -> Tensor:
+    def forward(ctx: Any, local: Tensor, dim: int) -> Tensor:
         ctx.dim, ctx.length = dim, local.shape[dim]
         parts = [torch.empty_like(local, memory_format=torch.contiguous_format) for _ in range(world())]
         dist.all_gather(parts, local.contiguous())
         return torch.cat(parts, dim)
 
     @staticmethod
-    def backward(ctx, gradient: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         gradient = gradient.contiguous().clone()
         dist.all_reduce(gradient)
         return gradient.narrow(ctx.dim, dist.get_rank() * ctx.length, ctx.length), None
@@ -47,18 +58,23 @@ class _Sum(torch.autograd.Function):
     """The sum over processes; its backward is the same sum."""
 
     @staticmethod
-    def forward(ctx, local: Tensor) -> Tensor:
+    def forward(ctx: Any, local: Tensor) -> Tensor:
         total = local.clone()
         dist.all_reduce(total)
         return total
 
     @staticmethod
-    def backward(ctx, gradient: Tensor) -> Tensor:
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
         return _Sum.forward(ctx, gradient.contiguous())
 
 
 class SyncBatchNormCPU(nn.modules.batchnorm._BatchNorm):
-    """Batch norm over the joined batch on the CPU, which torch's own SyncBatchNorm refuses."""
+    """Batch norm over the global batch on CPUs, where torch's SyncBatchNorm does not run."""
+
+    running_mean: Tensor
+    running_var: Tensor
+    num_batches_tracked: Tensor
+    momentum: float
 
     def _check_input_dim(self, input: Tensor) -> None:
         pass
@@ -85,19 +101,24 @@ class SyncBatchNormCPU(nn.modules.batchnorm._BatchNorm):
 
 
 def sync_batchnorm(module: nn.Module, device: torch.device) -> nn.Module:
-    """Let batch norm run over the joined batch, so that the number of devices does not change the result.
+    """Let batch norm run over the global batch, so that the number of devices does not change the result.
 
-    A module changes its class and keeps its state: there is nothing to copy or to lose. Kinds of batch norm that do
-    more than torch's own are left as they are, with a word.
+    A layer keeps its state and changes its class in place. Only BatchNorm1d and BatchNorm2d with running statistics and
+    a momentum are changed; for other kinds a warning is logged.
     """
     for name, child in module.named_modules():
         if not isinstance(child, nn.modules.batchnorm._BatchNorm) or isinstance(child, nn.SyncBatchNorm):
             continue
         plain = type(child) in (nn.BatchNorm1d, nn.BatchNorm2d) and child.track_running_stats
         if not plain or child.momentum is None:
-            log.warning("%s (%s) runs over each device's images alone.", name, type(child).__name__)
+            log.warning(
+                "%s (%s) normalizes each device's images by themselves.",
+                name,
+                type(child).__name__,
+            )
         elif device.type == "cpu":
             child.__class__ = SyncBatchNormCPU
         else:
-            child.__class__, child.process_group = nn.SyncBatchNorm, None
+            child.__class__ = nn.SyncBatchNorm
+            vars(child)["process_group"] = None
     return module

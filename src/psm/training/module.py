@@ -16,8 +16,9 @@ from psm.methods.spec import MethodSpec
 from psm.mining.memory_bank import MemoryBank
 from psm.mining.purity import NAMES as PURITY
 from psm.mining.purity import purity
+from psm.models.outputs import Embeddings
 from psm.models.pretrained import EncoderInfo
-from psm.models.siamese import Embeddings, SiameseNetworks
+from psm.models.siamese import SiameseNetworks
 from psm.training.distributed import gather, sync_batchnorm
 from psm.training.optim import settle, sgd
 from psm.utils.devices import without_autocast

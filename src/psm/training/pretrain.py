@@ -14,19 +14,26 @@ from torch import nn
 
 from psm.config import merge as settings
 from psm.config.schema import MAY_CHANGE, PretrainConfig
+from psm.config.stored import load_run_config
 from psm.data import ImageDataset, ImageStore, load_dataset
+from psm.data.same_images import image_difference
 from psm.methods.build import build_networks, method_of
 from psm.methods.plugins import load_plugins
-from psm.models import networks
+from psm.models.encoder import unwrapped
+from psm.models.factory import prefers_channels_last
 from psm.models.pretrained import EncoderInfo, read_encoder, save_encoder
+from psm.models.resnet import ResNet
 from psm.training.callbacks import MetricsCallback
-from psm.training.checkpoint import read_checkpoint
+from psm.training.distributed import is_rank_zero
 from psm.training.module import PretrainModule
 from psm.training.progress_bar import ProgressBar
 from psm.training.resolve import check, resolve
 from psm.training.trainer import make_trainer, quiet
+from psm.utils.checkpoint_file import read_checkpoint
 from psm.utils.errors import UserError
-from psm.utils.run_folder import RunFolder, launched, read_lines, write_atomically
+from psm.utils.files import read_lines, remove_temporary_files, write_atomically, write_text_atomically
+from psm.utils.run_folder import RunFolder
+from psm.utils.run_lock import clear_run, lock_run
 from psm.views.transform import Views, channel_statistics
 
 log = logging.getLogger("psm")
@@ -89,18 +96,18 @@ def run_pretraining(
         raise UserError("out= is missing: name a folder for the run, for example out=runs/a.")
     run = RunFolder(Path(asked.out).expanduser())
     plugins = load_plugins(asked.plugins)
-    if launched():  # the process that launched this one holds the folder and has settled what is in it
-        stored = settings.build(PretrainConfig, settings.read_yaml(run.config))
+    if not is_rank_zero():  # rank 0 holds the folder and has written its resolved configuration
+        stored = load_run_config(run)
         data = data or load_dataset(stored.data, stored.images, progress=False)
         trainer, module = _prepare(run, stored, data, encoder)
         return _fit(run, trainer, module, data, asked.resume != "false" and run.checkpoint.exists())
-    with run.hold(asked.resume, asked.overwrite):
+    with lock_run(run, asked.resume, asked.overwrite):
         resuming = asked.resume != "false" and run.used
         point = run.resume_point(asked.resume) if resuming else None
         begun = _begun_with(run, point) if point else None
         stored = None
         if resuming:
-            stored = settings.build(PretrainConfig, settings.read_yaml(run.config) if run.config.exists() else begun)
+            stored = load_run_config(run) if run.config.exists() else begun
         config = settings.build(PretrainConfig, *overrides, base=stored)
         config = replace(config, plugins=plugins or config.plugins)
         check(config)
@@ -109,25 +116,25 @@ def run_pretraining(
         config = resolve(config, data)
         if stored:
             # The checkpoint knows what the run was begun with, whatever was since written into config.yaml.
-            _refuse_changes(run, settings.to_dict(settings.build(PretrainConfig, begun) if begun else stored), config)
+            _refuse_changes(run, settings.to_dict(begun or stored), config)
         trainer, module = _prepare(run, config, data, encoder)
         with ExitStack() as stack:
             if resuming:
                 _continue_from(run, point, module)
             else:
-                aside = stack.enter_context(run.replace(asked.overwrite))
+                aside = stack.enter_context(clear_run(run, asked.overwrite))
             stack.enter_context(_logging(run, config))
             if not resuming and aside is not None:
                 log.warning("the run that was in %s is now in %s", run.folder, aside)
-            write_atomically(run.config, lambda file: file.write(settings.to_yaml(config).encode()))
+            write_text_atomically(run.config, settings.to_yaml(config))
             if data.unreadable:
                 log.warning("%d unreadable files are left out, see %s", len(data.unreadable), run.unreadable)
                 lines = "".join(f"{file}\t{reason}\n" for file, reason in data.unreadable)
-                write_atomically(run.unreadable, lambda file: file.write(lines.encode()))
+                write_text_atomically(run.unreadable, lines)
             return _fit(run, trainer, module, data, point is not None)
 
 
-def _begun_with(run: RunFolder, point: Path) -> dict[str, Any]:
+def _begun_with(run: RunFolder, point: Path) -> PretrainConfig:
     """The configuration in the checkpoint that a run is to continue from, or a sentence on what can be done."""
     try:
         checkpoint = read_checkpoint(point)
@@ -141,7 +148,7 @@ def _begun_with(run: RunFolder, point: Path) -> dict[str, Any]:
         raise UserError(f"{error} {advice}") from None
     if point != run.checkpoint:
         _refuse_to_go_back(run, point, checkpoint["global_step"])
-    return checkpoint["psm"]["config"]
+    return load_run_config(checkpoint)
 
 
 def _refuse_to_go_back(run: RunFolder, point: Path, step: int) -> None:
@@ -160,13 +167,13 @@ def _refuse_to_go_back(run: RunFolder, point: Path, step: int) -> None:
 def _continue_from(run: RunFolder, point: Path | None, module: PretrainModule) -> None:
     """Make the folder ready for a run that goes on; what was written after its checkpoint will be written again."""
     step = 0
-    run.clear_leftovers()
+    remove_temporary_files(run.folder)
     if point is not None:
         _refuse_other_data(run, point, module)
         step = read_checkpoint(point)["global_step"]
         if point != run.checkpoint:
             write_atomically(run.checkpoint, lambda file: file.write(point.read_bytes()))
-    run.keep_metrics_until(step)
+    run.truncate_metrics(step)
 
 
 def _refuse_changes(run: RunFolder, begun: dict[str, Any], config: PretrainConfig) -> None:
@@ -182,12 +189,11 @@ def _refuse_changes(run: RunFolder, begun: dict[str, Any], config: PretrainConfi
 
 def _refuse_other_data(run: RunFolder, point: Path, module: PretrainModule) -> None:
     """A run goes on with the images it began with: their number and their statistics tell."""
-    before = read_checkpoint(point)["psm"]
-    now = module.description()
-    if before["images"] != now["images"] or before["encoder_info"]["mean"] != now["encoder_info"]["mean"]:
+    difference = image_difference(read_checkpoint(point)["psm"], len(module.images), module.info.mean)
+    if difference is not None:
         raise UserError(
-            f"data={module.config.data} is not what the run in {run.folder} began with ({before['images']} images "
-            f"then, {now['images']} now): restore it, or start another run in another out."
+            f"data={module.config.data} is not what the run in {run.folder} began with: {difference}; restore it, or "
+            "start another run in another out."
         )
 
 
@@ -197,7 +203,7 @@ def _prepare(
     """The trainer and the module. Whatever the user got wrong shows here, before anything is written."""
     mean, std = channel_statistics(data.train)
     views = Views(config.views, data.size, mean, std)
-    bar = ProgressBar(config.epochs, config.batch_size) if config.progress and not launched() else None
+    bar = ProgressBar(config.epochs, config.batch_size) if config.progress and is_rank_zero() else None
     trainer = make_trainer(run, config, [MetricsCallback(run, data, bar), *([bar] if bar else [])])
     if config.batch_size % trainer.world_size:
         raise UserError(
@@ -207,14 +213,14 @@ def _prepare(
     nets = build_networks(config, method, views.size, encoder)
     channels_last = config.channels_last
     if channels_last is None:
-        channels_last = networks.prefers_channels_last(trainer.strategy.root_device)
+        channels_last = prefers_channels_last(trainer.strategy.root_device)
     if channels_last:
         nets = nets.to(memory_format=torch.channels_last)
     if config.compile is not None:
         nets.compile_parts(config.compile)
     info = EncoderInfo(
         encoder=config.encoder,
-        stem=nets.encoder.stem if isinstance(nets.encoder, networks.ResNet) else "auto",
+        stem=nets.encoder.stem if isinstance(nets.encoder, ResNet) else "auto",
         width=nets.encoder.width,
         size=views.size,
         mean=list(mean),
@@ -243,7 +249,7 @@ def _fit(
     # From the checkpoint, whatever strategy trained and wherever its weights are now.
     info, state = read_encoder(run.checkpoint)
     encoder = module.networks.encoder
-    networks.unwrapped(encoder).load_state_dict(state)
+    unwrapped(encoder).load_state_dict(state)
     if trainer.is_global_zero:
         save_encoder(run, encoder, info)
         log.info("the encoder is in %s", run.encoder)

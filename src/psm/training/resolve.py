@@ -10,7 +10,7 @@ from psm.data import ImageDataset
 from psm.methods.build import method_of
 from psm.methods.spec import MethodSpec
 from psm.mining.purity import MINED
-from psm.models import networks
+from psm.models.factory import create_encoder
 from psm.utils.errors import UserError
 
 log = logging.getLogger("psm")
@@ -20,7 +20,7 @@ def check_settings(config: PretrainConfig) -> None:
     """Refuse, in a sentence, what no data could make right."""
     check(config)
     method_of(config)
-    networks.encoder(config.encoder, config.stem, config.views.size or config.images.size or 32)
+    create_encoder(config.encoder, config.stem, config.views.size or config.images.size or 32)
 
 
 def check(config: PretrainConfig) -> None:

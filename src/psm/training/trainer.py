@@ -11,7 +11,7 @@ import lightning
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 
 from psm.config.schema import PretrainConfig
-from psm.training.checkpoint import AtomicCheckpoints
+from psm.training.checkpoint import AtomicCheckpointIO
 from psm.utils.errors import UserError
 from psm.utils.run_folder import RunFolder
 
@@ -53,7 +53,7 @@ def make_trainer(run: RunFolder, config: PretrainConfig, callbacks: list[lightni
         "gradient_clip_val": config.optim.clip,
         "logger": [_logger(name, run) for name in config.loggers] or False,
         "callbacks": callbacks,
-        "plugins": [AtomicCheckpoints()],
+        "plugins": [AtomicCheckpointIO()],
         "default_root_dir": run.folder,
         "enable_progress_bar": False,
         "enable_model_summary": False,

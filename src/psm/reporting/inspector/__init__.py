@@ -10,17 +10,18 @@ from torch import nn
 
 from psm.config import merge as settings
 from psm.config.schema import InspectConfig, PretrainConfig
+from psm.config.stored import load_run_config
 from psm.data import ImageDataset, load_dataset
+from psm.data.same_images import image_difference
 from psm.methods.plugins import load_plugins
 from psm.reporting.inspector.facts import Facts, choose, gather
 from psm.reporting.inspector.page import render
-from psm.training.checkpoint import read_checkpoint
+from psm.utils.checkpoint_file import read_checkpoint
 from psm.utils.errors import UserError
+from psm.utils.files import write_text_atomically
 from psm.utils.progress import counting
-from psm.utils.run_folder import RunFolder, write_atomically
+from psm.utils.run_folder import RunFolder
 from psm.views.transform import channel_statistics
-
-CLOSE = 1e-4  # of channel means: other images differ by more, another machine's rounding by less
 
 
 @dataclass(frozen=True)
@@ -56,8 +57,8 @@ def run_inspection(
     _check(asked)
     run = _found(asked.run)
     page = _page(run, asked)
-    about = read_checkpoint(run.checkpoint)["psm"]
-    trained = settings.build(PretrainConfig, about["config"])
+    checkpoint = read_checkpoint(run.checkpoint)
+    trained = load_run_config(checkpoint)
     if trained.encoder == "custom" and encoder is None:
         raise UserError(
             f"run={run.folder} trained a network of its user's own, which cannot be rebuilt from it: call psm.inspect "
@@ -65,7 +66,7 @@ def run_inspection(
         )
     config = settings.build(InspectConfig, *overrides, base=InspectConfig(images=trained.images))
     data = data or load_dataset(config.data or trained.data, config.images, config.progress)
-    _refuse_other_images(run, about, data, config.data or trained.data)
+    _refuse_other_images(run, checkpoint["psm"], data, config.data or trained.data)
     queries = choose(data.train, config.queries, config.seed, "inspected queries")
     others = choose(data.train, config.others, config.seed, "inspected others")
     checkpoints = [*run.snapshots, run.checkpoint]
@@ -80,7 +81,7 @@ def run_inspection(
         facts = gather(checkpoints, data.train, queries, others, config.negatives, encoder, advance)
     content = render(facts, data, trained, run.folder.resolve().name)
     try:
-        write_atomically(page, lambda file: file.write(content.encode()))
+        write_text_atomically(page, content)
     except OSError as error:
         raise UserError(f"out={page} cannot be written: {error.strerror}.") from None
     return Inspection(page, facts, _remarks(facts, trained))
@@ -125,15 +126,12 @@ def _page(run: RunFolder, config: InspectConfig) -> Path:
 
 def _refuse_other_images(run: RunFolder, about: dict[str, Any], data: ImageDataset, name: str) -> None:
     """The bank names images by their place: their number and their statistics tell whether they are the run's."""
-    advice = "restore them, or say with data= and images.* where they are now."
-    if about["images"] != len(data.train):
+    difference = image_difference(about, len(data.train), channel_statistics(data.train)[0])
+    if difference is not None:
         raise UserError(
-            f"data={name} holds {len(data.train)} training images and the run in {run.folder} was trained on "
-            f"{about['images']}: {advice}"
+            f"data={name} does not hold the images that the run in {run.folder} was trained on: {difference}; restore "
+            "them, or say with data= and images.* where they are now."
         )
-    now, then = channel_statistics(data.train)[0], about["encoder_info"]["mean"]
-    if max(abs(a - b) for a, b in zip(now, then, strict=True)) > CLOSE:
-        raise UserError(f"data={name} does not hold the images that the run in {run.folder} was trained on: {advice}")
 
 
 def _check(config: InspectConfig) -> None:

@@ -1,0 +1,37 @@
+"""What the networks give for the two views of a batch, and the directed pairs that losses compare."""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+
+class Embeddings(NamedTuple):
+    """Outputs of the networks for two views of N images, (2, N, D) each, view first; not normalized."""
+
+    projection: Tensor  # z: projections of the online network
+    query: Tensor  # q: predictions of the online network, z without predictor
+    key: Tensor  # k: projections of the target network, z without target
+
+
+class ViewPair(NamedTuple):
+    """One direction of a batch: queries from one view, keys from the other; unit norm, (N, D) each."""
+
+    query: Tensor
+    key: Tensor
+    projection: Tensor  # z1, online projection of the query's view: weights the mined positives (eq. 5)
+    query_view_key: Tensor  # key network's projection of the query's view: a negative for other images (eq. 4)
+
+
+def view_pairs(embeddings: Embeddings, symmetric: bool = True) -> Iterator[ViewPair]:
+    """The directed pairs of a batch: view 1 to view 2 and, if symmetric, view 2 to view 1.
+
+    Half precision is converted to float32 before the vectors are normalized.
+    """
+    projection, query, key = (
+        normalize(x.float() if x.dtype in (torch.bfloat16, torch.float16) else x, dim=-1) for x in embeddings
+    )
+    for query_view, key_view in ((0, 1), (1, 0))[: 1 + symmetric]:
+        yield ViewPair(query[query_view], key[key_view], projection[query_view], key[query_view])

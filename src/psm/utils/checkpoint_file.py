@@ -1,0 +1,30 @@
+"""Reading checkpoints without unpickling anything but tensors and plain containers."""
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from psm.utils.errors import UserError
+
+DESCRIPTION_KEYS = {"config", "encoder_info", "images"}  # what psm adds to a Lightning checkpoint, below "psm"
+
+
+def load_file(path: str | Path, map_location: Any = "cpu") -> Any:
+    """``torch.load`` with ``weights_only=True``; a file that cannot be read is a UserError."""
+    try:
+        return torch.load(path, map_location=map_location, weights_only=True)
+    except pickle.UnpicklingError:
+        raise UserError(f"{path} is no checkpoint, or holds more than tensors and plain values: not loaded.") from None
+    except (RuntimeError, EOFError, OSError, ValueError, KeyError, IndexError, AttributeError):
+        raise UserError(f"{path} is empty, cut off or no checkpoint: give another file.") from None
+
+
+def read_checkpoint(path: str | Path) -> dict[str, Any]:
+    """The contents of a checkpoint written by psm; any other file is a UserError."""
+    checkpoint = load_file(path)
+    description = checkpoint.get("psm") if isinstance(checkpoint, dict) else None
+    if not isinstance(description, dict) or not description.keys() >= DESCRIPTION_KEYS:
+        raise UserError(f"{path} is not a checkpoint written by psm: give a run folder, its checkpoint or its encoder.")
+    return checkpoint

@@ -1,0 +1,49 @@
+"""Checkpoints are read without running code, and other files are refused in a sentence."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from psm.utils.checkpoint_file import read_checkpoint
+from psm.utils.errors import UserError
+
+DESCRIPTION = {"config": {}, "encoder_info": {}, "images": 3}
+
+
+class Attack:
+    """Runs code when it is unpickled."""
+
+    def __reduce__(self) -> tuple:
+        return exec, ("raise SystemExit('code was run')",)
+
+
+def test_a_checkpoint_comes_back(tmp_path: Path) -> None:
+    torch.save({"psm": DESCRIPTION, "weights": torch.ones(2)}, tmp_path / "a.ckpt")
+    assert torch.equal(read_checkpoint(tmp_path / "a.ckpt")["weights"], torch.ones(2))
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ({"psm": DESCRIPTION, "attack": Attack()}, "holds more than tensors and plain values"),
+        ({"state_dict": {}}, "is not a checkpoint written by psm"),
+        ({"psm": {"config": {}}}, "is not a checkpoint written by psm"),
+        ([1, 2], "is not a checkpoint written by psm"),
+    ],
+)
+def test_other_contents_are_refused(tmp_path: Path, content: object, says: str) -> None:
+    torch.save(content, tmp_path / "a.ckpt")
+    with pytest.raises(UserError, match=says):
+        read_checkpoint(tmp_path / "a.ckpt")
+
+
+def test_damaged_files_are_refused(tmp_path: Path) -> None:
+    torch.save({"psm": DESCRIPTION}, tmp_path / "a.ckpt")
+    whole = (tmp_path / "a.ckpt").read_bytes()
+    for content in (b"", whole[: len(whole) // 2], b"hello world"):
+        (tmp_path / "a.ckpt").write_bytes(content)
+        with pytest.raises(UserError, match="checkpoint"):
+            read_checkpoint(tmp_path / "a.ckpt")
+    with pytest.raises(UserError, match="give another file"):
+        read_checkpoint(tmp_path / "none.ckpt")
