@@ -74,9 +74,10 @@ class MetricsCallback(lightning.Callback):
         if trainer.is_global_zero:
             append_line(self.run.metrics, record)
             self._report(record)
-        metrics = {name: value for name, value in record.items() if name != "step"}
-        self._send_to_loggers(trainer, metrics, record["step"])
-        trainer.callback_metrics.update({name: torch.tensor(float(value)) for name, value in metrics.items()})
+        self._send_to_loggers(trainer, {k: v for k, v in record.items() if k != "step"}, record["step"])
+        # Without "epoch" and "step": callbacks take these from the trainer, which counts epochs from 0.
+        metrics = {k: torch.tensor(float(v)) for k, v in record.items() if k not in ("epoch", "step")}
+        trainer.callback_metrics.update(metrics)
 
     def _measure(self, trainer: lightning.Trainer, module: PretrainModule) -> dict[str, Any]:
         """The epoch's record but for the kNN score."""
