@@ -51,8 +51,9 @@ def test_a_class_of_the_user_takes_arguments_by_key(tmp_path):
     name = f"{__name__}.MyLogger"
     (made,) = build_loggers(loggers(f"loggers.{name}.color=red", f"loggers.{name}.size=2"), tmp_path)
     assert (type(made).__name__, made.color, made.size) == ("MyLogger", "red", 2)
-    (made,) = build_loggers({name: {"color": "blue"}}, tmp_path)
-    assert (made.color, made.size) == ("blue", 1)
+    for given in ({name: {"color": "blue"}}, {f"{name}.color": "blue"}, {name: {}, f"{name}.color": "blue"}):
+        (made,) = build_loggers(given, tmp_path)
+        assert (made.color, made.size) == ("blue", 1)
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 """Lightning loggers from the ``loggers`` key: by short name or as module.Class, with their arguments."""
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -36,28 +36,44 @@ def _build(name: str, arguments: Mapping[str, Any], folder: Path) -> Any:
         raise UserError(f"loggers=[{name}] cannot be used: {' '.join(str(error).split())}") from None
 
 
-def _arguments_by_name(loggers: Mapping[str, Any], prefix: str = "") -> dict[str, dict[str, Any]]:
-    """``{name: arguments}`` with module.Class names in one piece.
+def _arguments_by_name(loggers: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """``{name: arguments}``, from a mapping that may be nested or dotted in any way.
 
-    ``loggers.my.module.Class.x=1`` arrives nested ({"my": {"module": {"Class": {"x": 1}}}}): descend until the path
-    names something that exists.
+    ``loggers.my.module.Class.x=1`` does not say where the name ends: it is the first part if that is a short name, else
+    as many parts as name something that can be imported.
     """
     found: dict[str, dict[str, Any]] = {}
-    for key, value in loggers.items():
-        name = f"{prefix}{key}"
-        arguments = {} if value is None else value
-        if not isinstance(arguments, Mapping):
+    for path, value in _leaves(loggers):
+        end = _name_length(path)
+        name, rest = ".".join(path[:end]), path[end:]
+        arguments = found.setdefault(name, {})
+        if value is None and not rest:
+            continue
+        if not rest:
             raise UserError(
                 f"loggers.{name}={value} is not an argument of a logger: write loggers.NAME.ARGUMENT=VALUE."
             )
-        inner = [item for item in arguments.values() if isinstance(item, Mapping)]
-        if inner and len(inner) == len(arguments) and name not in LOGGERS and not _exists(name):
-            nested = _arguments_by_name(arguments, f"{name}.")
-        else:
-            nested = {name: dict(arguments)}
-        for dotted, options in nested.items():
-            found[dotted] = found.get(dotted, {}) | options
+        for part in rest[:-1]:
+            arguments = arguments.setdefault(part, {})
+        arguments[rest[-1]] = value
     return found
+
+
+def _leaves(nested: Mapping[str, Any], prefix: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """(path, value) of every entry; None is the value of a name without arguments."""
+    for key, value in nested.items():
+        path = (*prefix, *str(key).split("."))
+        if isinstance(value, Mapping) and value:
+            yield from _leaves(value, path)
+        else:
+            yield path, None if isinstance(value, Mapping) else value
+
+
+def _name_length(path: tuple[str, ...]) -> int:
+    if path[0] in LOGGERS:
+        return 1
+    ends = (end for end in range(2, len(path) + 1) if _exists(".".join(path[:end])))
+    return next(ends, len(path))
 
 
 def _exists(dotted: str) -> bool:
