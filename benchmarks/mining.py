@@ -23,7 +23,7 @@ from psm.models.factory import create_encoder, prefers_channels_last
 from psm.models.heads import prediction_head, projection_head
 from psm.models.siamese import SiameseNetworks
 from psm.training.module import step_loss
-from psm.training.optim import sgd
+from psm.training.optim import build_optimizer
 from psm.views.transform import Views
 
 SIZE, WIDTH = 32, 128
@@ -42,7 +42,7 @@ class Contender:
         if prefers_channels_last("cpu"):
             self.networks.to(memory_format=torch.channels_last)
         learned = [p for p in self.networks.parameters() if p.requires_grad]
-        self.optimizer = sgd(learned, OptimConfig(weight_decay=1e-3))
+        self.optimizer = build_optimizer(learned, OptimConfig(weight_decay=1e-3))
         size = self.method.bank.size
         self.bank = MemoryBank(size, WIDTH)
         self.bank.enqueue(torch.randn(size, WIDTH), torch.arange(size))

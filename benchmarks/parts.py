@@ -65,7 +65,7 @@ def sums() -> Iterator[Case]:
 
 def optimizers() -> Iterator[Case]:
     weights = create_encoder("resnet18", "imagenet", 32).to(memory_format=torch.channels_last).parameters()
-    sgd = optimizer.sgd(weights, OptimConfig(weight_decay=1e-3))
+    sgd = optimizer.build_optimizer(weights, OptimConfig(weight_decay=1e-3))
     for parameter in sgd.param_groups[0]["params"]:
         parameter.grad = torch.randn_like(parameter)
     yield "SGD's step of ResNet-18's weights", optimizer, "_flat", sgd.step

@@ -1,4 +1,4 @@
-"""SGD in one pass over memory: the same steps as torch's, also with momenta that come from another memory layout."""
+"""Optimizers by name: the same steps as torch's or a plain loop's, in every memory layout, resumed exactly."""
 
 from copy import deepcopy
 from dataclasses import replace
@@ -8,8 +8,11 @@ import torch
 from torch import nn
 from torch.profiler import profile
 
+import psm
 from psm.config.schema import OptimConfig
-from psm.training.optim import settle, sgd
+from psm.training.module import PretrainModule
+from psm.training.optim import OPTIMIZERS, adapt_loaded_state, build_optimizer, check_optimizer
+from psm.utils.errors import UserError
 
 CONFIG = OptimConfig(warmup_lr=0.1, weight_decay=1e-2)
 
@@ -25,7 +28,7 @@ def steps(layer, optimizer, of):
 def test_it_is_fused_on_a_cpu_and_equals_the_plain_steps():
     layer = nn.Conv2d(3, 4, 3)
     plain = deepcopy(layer)
-    optimizer = sgd(layer.parameters(), CONFIG)
+    optimizer = build_optimizer(layer.parameters(), CONFIG)
     assert optimizer.defaults["fused"]
     steps(layer, optimizer, range(4))
     steps(plain, torch.optim.SGD(plain.parameters(), 0.1, momentum=0.9, weight_decay=1e-2, foreach=False), range(4))
@@ -40,7 +43,7 @@ def test_weights_of_any_shape_move(shape):
         weights.data = weights.data.to(memory_format=torch.channels_last)
     weights.grad = torch.randn(shape)
     expected = weights.detach() - 0.1 * (weights.grad + 1e-2 * weights.detach())
-    sgd([weights], CONFIG).step()
+    build_optimizer([weights], CONFIG).step()
     torch.testing.assert_close(weights.detach(), expected)
 
 
@@ -49,7 +52,7 @@ def test_channels_last_weights_take_the_same_steps_and_no_copies(momentum):
     layer, config = nn.Conv2d(3, 4, 3), replace(CONFIG, momentum=momentum)
     plain = deepcopy(layer)
     layer.to(memory_format=torch.channels_last)
-    optimizer = sgd(layer.parameters(), config)
+    optimizer = build_optimizer(layer.parameters(), config)
     steps(layer, optimizer, range(4))
     steps(plain, torch.optim.SGD(plain.parameters(), 0.1, momentum, weight_decay=1e-2, foreach=False), range(4))
     torch.testing.assert_close(layer.state_dict(), plain.state_dict())
@@ -63,13 +66,13 @@ def test_gradients_of_another_layout_meet_their_own_weights():
     weights = nn.Parameter(torch.randn(4, 3, 2, 2).to(memory_format=torch.channels_last))
     weights.grad = torch.randn(4, 3, 2, 2)
     expected = weights.detach() - 0.1 * (weights.grad + 1e-2 * weights.detach())
-    sgd([weights], CONFIG).step()
+    build_optimizer([weights], CONFIG).step()
     torch.testing.assert_close(weights.detach(), expected)
 
 
 def test_a_closure_gives_its_loss_and_weights_without_gradients_stay():
     weights = [nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(3))]
-    optimizer = sgd(weights, CONFIG)
+    optimizer = build_optimizer(weights, CONFIG)
 
     def closure():
         loss = weights[0].sum()
@@ -86,28 +89,149 @@ def test_a_checkpoint_does_not_decide_how_the_step_is_taken():
     layer = nn.Conv2d(3, 4, 3)
     elsewhere = torch.optim.SGD(layer.parameters(), 0.1, momentum=0.9, foreach=True)
     steps(layer, elsewhere, range(1))
-    optimizer = sgd(layer.parameters(), CONFIG)
+    optimizer = build_optimizer(layer.parameters(), CONFIG)
     optimizer.load_state_dict(elsewhere.state_dict())
-    settle(optimizer)
+    adapt_loaded_state(optimizer)
     assert (optimizer.param_groups[0]["fused"], optimizer.param_groups[0]["foreach"]) == (True, None)
     steps(layer, optimizer, range(1))
 
 
 def test_elsewhere_it_is_not():
-    assert not sgd(nn.Linear(2, 2, device="meta").parameters(), CONFIG).defaults["fused"]
+    assert not build_optimizer(nn.Linear(2, 2, device="meta").parameters(), CONFIG).defaults["fused"]
 
 
 def test_momenta_of_another_layout_are_laid_out_anew():
     """Half of the steps with plain weights, half with channels-last ones: the same as all with plain ones."""
     layer = nn.Conv2d(3, 4, 3)
     whole = deepcopy(layer)
-    steps(whole, sgd(whole.parameters(), CONFIG), range(6))
+    steps(whole, build_optimizer(whole.parameters(), CONFIG), range(6))
 
-    first = sgd(layer.parameters(), CONFIG)
+    first = build_optimizer(layer.parameters(), CONFIG)
     steps(layer, first, range(3))
     layer.to(memory_format=torch.channels_last)
-    second = sgd(layer.parameters(), CONFIG)
+    second = build_optimizer(layer.parameters(), CONFIG)
     second.load_state_dict(first.state_dict())
-    settle(second)
+    adapt_loaded_state(second)
     steps(layer, second, range(3, 6))
     torch.testing.assert_close(layer.state_dict(), whole.state_dict())
+
+
+def network():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(4 * 4 * 4, 5))
+
+
+def lars_in_loops(weights, gradients, momenta, lr, momentum, decay, trust):
+    """One step of LARS, number by number (SimCLR, BYOL: norms and biases are neither decayed nor scaled)."""
+    for w, g, m in zip(weights, gradients, momenta, strict=True):
+        flat_w, flat_g, flat_m = w.view(-1), g.reshape(-1), m.view(-1)
+        update = [float(x) for x in flat_g]
+        if w.dim() > 1:
+            update = [float(x) + decay * float(y) for x, y in zip(flat_g, flat_w, strict=True)]
+            size = sum(float(y) ** 2 for y in flat_w) ** 0.5
+            step = sum(x**2 for x in update) ** 0.5
+            ratio = trust * size / step if size > 0 and step > 0 else 1.0
+            update = [ratio * x for x in update]
+        for i, x in enumerate(update):
+            flat_m[i] = momentum * float(flat_m[i]) + x
+            flat_w[i] = float(flat_w[i]) - lr * float(flat_m[i])
+
+
+def test_lars_equals_a_loop_over_every_number():
+    layers = network().double()
+    with torch.no_grad():
+        layers[3].weight.zero_()  # a norm of zero: no scaling
+    plain = [p.detach().clone() for p in layers.parameters()]
+    momenta = [torch.zeros_like(p) for p in plain]
+    config = OptimConfig(name="lars", warmup_lr=0.3, momentum=0.8, weight_decay=0.01, trust_coefficient=0.02)
+    optimizer = build_optimizer(layers.parameters(), config)
+    for index in range(4):
+        optimizer.zero_grad()
+        maps = torch.randn(4, 3, 6, 6, generator=torch.Generator().manual_seed(index), dtype=torch.float64)
+        layers(maps).add(1).square().mean().backward()
+        lars_in_loops(plain, [p.grad for p in layers.parameters()], momenta, 0.3, 0.8, 0.01, 0.02)
+        optimizer.step()
+        for ours, theirs in zip(layers.parameters(), plain, strict=True):
+            torch.testing.assert_close(ours.detach(), theirs)
+
+
+@pytest.mark.parametrize("name", list(OPTIMIZERS))
+def test_norms_and_biases_are_not_decayed_when_excluded(name):
+    """With gradients of zero only weight decay can move a weight."""
+    moved = {}
+    for exclude in (False, True):
+        layers = network()
+        before = [p.detach().clone() for p in layers.parameters()]
+        with torch.no_grad():
+            for p in layers.parameters():
+                p.grad = torch.zeros_like(p)
+        config = OptimConfig(name=name, warmup_lr=0.1, weight_decay=0.1, exclude_norm_bias=exclude)
+        build_optimizer(layers.parameters(), config).step()
+        moved[exclude] = [
+            (p.ndim > 1, not torch.equal(p, b)) for p, b in zip(layers.parameters(), before, strict=True) if b.any()
+        ]
+    assert all(changed == matrix for matrix, changed in moved[True])
+    assert all(changed == (matrix or name != "lars") for matrix, changed in moved[False])
+
+
+@pytest.mark.parametrize(
+    ("config", "reference"),
+    [
+        (
+            OptimConfig(name="sgd", warmup_lr=0.1, weight_decay=1e-2, nesterov=True),
+            lambda p: torch.optim.SGD(p, 0.1, momentum=0.9, weight_decay=1e-2, nesterov=True, foreach=False),
+        ),
+        (
+            OptimConfig(name="adamw", warmup_lr=0.01, weight_decay=0.1, betas=[0.8, 0.95], eps=1e-6),
+            lambda p: torch.optim.AdamW(p, 0.01, (0.8, 0.95), 1e-6, weight_decay=0.1, foreach=False),
+        ),
+    ],
+    ids=["sgd", "adamw"],
+)
+@pytest.mark.parametrize("clip", [None, 1.0])  # fused, and not
+def test_settings_reach_torch(config, reference, clip):
+    layer = nn.Conv2d(3, 4, 3)
+    plain = deepcopy(layer)
+    layer.to(memory_format=torch.channels_last)
+    steps(layer, build_optimizer(layer.parameters(), replace(config, clip=clip)), range(4))
+    steps(plain, reference(plain.parameters()), range(4))
+    torch.testing.assert_close(layer.state_dict(), plain.state_dict())
+
+
+@pytest.mark.parametrize(
+    ("keys", "says"),
+    [
+        ({"name": "adam"}, r"optim\.name=adam is unknown \(did you mean 'adamw'\?\): choose one of sgd, adamw, lars"),
+        ({"name": "adamw", "momentum": 0.5}, r"optim\.momentum is a setting of sgd and lars, and optim\.name=adamw"),
+        ({"betas": [0.9, 0.99]}, r"optim\.betas is a setting of adamw, and optim\.name=sgd"),
+        ({"name": "adamw", "betas": [0.9]}, r"optim\.betas=\[0\.9\] is not possible: give two numbers"),
+        ({"name": "adamw", "eps": 0.0}, r"optim\.eps=0\.0 is not possible"),
+        ({"name": "lars", "trust_coefficient": -1.0}, r"optim\.trust_coefficient=-1\.0 is not possible"),
+        ({"momentum": 1.0}, r"optim\.momentum=1\.0 is not possible: give from 0 to below 1"),
+        ({"momentum": 0.0, "nesterov": True}, r"optim\.nesterov=true needs momentum"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(keys, says):
+    with pytest.raises(UserError, match=says):
+        check_optimizer(OptimConfig(**keys))
+
+
+@pytest.mark.parametrize("name", list(OPTIMIZERS))
+def test_a_run_resumes_exactly_with_every_optimizer(tmp_path, small, monkeypatch, name):
+    small |= {"optim": {"name": name, "exclude_norm_bias": True}, "save": {"every_steps": 1}}
+    whole = psm.pretrain(tmp_path / "whole", **small)
+    assert whole.config.optim.lr == OPTIMIZERS[name].lr
+    step, stops = PretrainModule.training_step, [4]
+
+    def training_step(self, batch, index):
+        if batch.step in stops:
+            raise KeyError("stopped")
+        return step(self, batch, index)
+
+    monkeypatch.setattr(PretrainModule, "training_step", training_step)
+    with pytest.raises(KeyError):
+        psm.pretrain(tmp_path / "parts", **small)
+    stops.clear()
+    parts = psm.pretrain(tmp_path / "parts", resume=True, progress=False)
+    for key, value in whole.encoder.state_dict().items():
+        assert torch.equal(value, parts.encoder.state_dict()[key]), key

@@ -21,7 +21,7 @@ from psm.data import ImageDataset, ImageStore, load_dataset
 from psm.data.loader import Batches
 from psm.losses.contrastive import ContrastiveLoss
 from psm.methods.build import build_networks
-from psm.training.health import feature_health, in_words
+from psm.training.health import divergence, feature_health, health_warnings
 from psm.training.module import PretrainModule
 from psm.utils.checkpoint_file import read_checkpoint
 from psm.utils.errors import Diverged, UserError
@@ -395,23 +395,25 @@ def test_damaged_metrics_do_not_keep_a_run_from_resuming(tmp_path, small):
 
 
 @pytest.mark.parametrize(
-    "keys",
+    ("keys", "says"),
     [
-        {"optim": {"clip": 0.0}},
-        {"optim": {"lr": math.inf}},
-        {"optim": {"momentum": 2.0}},
-        {"loss": {"temperature": math.nan}},
-        {"save": {"every_steps": 0}},
-        {"bank": {"size": 10**13}},
-        {"grad_cache_chunk": 1},
-        {"compile": "nonsense"},
-        {"trainer": {"max_steps": 0}},
-        {"encoder": nn.Linear},
-        {"out": None},
+        ({"optim": {"clip": 0.0}}, r"optim\.clip=0\.0 would stop all learning"),
+        ({"optim": {"lr": math.inf}}, r"optim\.lr=inf is not finite"),
+        ({"optim": {"lr": -1.0}}, r"optim\.lr=-1\.0 is too small"),
+        ({"optim": {"momentum": 2.0}}, r"optim\.momentum=2\.0 is not possible: give from 0 to below 1"),
+        ({"loss": {"temperature": math.nan}}, r"loss\.temperature=nan is not finite"),
+        ({"save": {"every_steps": 0}}, r"save\.every_steps=0 is too small"),
+        ({"bank": {"size": 10**13}}, r"bank\.size=10000000000000 needs .* GB of memory"),
+        ({"grad_cache_chunk": 1}, "grad_cache_chunk=1 is too small"),
+        ({"compile": "nonsense"}, "compile=nonsense is no backend"),
+        ({"trainer": {"max_steps": 0}}, r"trainer\.max_steps does not go with training by steps"),
+        ({"encoder": nn.Linear}, "encoder=.* is neither a name nor a module"),
+        ({"out": None}, "out=None is not a path"),
     ],
 )
-def test_values_that_make_no_sense(tmp_path, small, keys):
-    with pytest.raises(UserError):
+def test_values_that_make_no_sense(tmp_path, small, keys, says):
+    """Each is refused by its own sentence, and leaves nothing behind."""
+    with pytest.raises(UserError, match=says):
         psm.pretrain(**{"out": tmp_path / "a", **small, **keys})
     assert not (tmp_path / "a").exists()
 
@@ -497,12 +499,23 @@ def test_options_that_break_the_count_of_steps_are_refused(tmp_path, small, opti
     assert not (tmp_path / "a").exists()
 
 
-def test_a_mistake_leaves_nothing_behind(tmp_path, small):
-    for mistake in ({"method": "pms"}, {"encoder": "resnet"}, {"data": "cifar11"}, {"views": {"flip": 2.0}},
-                    {"precision": "17"}, {"loggers": ["nope"]}, {"epochs": 0}, {"stem": "large"}):  # fmt: skip
-        with pytest.raises(UserError):
-            psm.pretrain(tmp_path / "a", **(small | mistake))
-        assert not (tmp_path / "a").exists(), mistake
+@pytest.mark.parametrize(
+    ("mistake", "says"),
+    [
+        ({"method": "pms"}, "method=pms"),
+        ({"encoder": "resnet"}, "encoder.*resnet.*(known|unknown)"),
+        ({"data": "cifar11"}, "data=cifar11 is neither a folder nor one of"),
+        ({"views": {"flip": 2.0}}, "flip.*2"),
+        ({"precision": "17"}, "Lightning refuses these settings: .*17"),
+        ({"loggers": ["nope"]}, r"loggers=\[nope\] is unknown"),
+        ({"epochs": 0}, "epochs=0 is too small"),
+        ({"stem": "large"}, "stem.*large"),
+    ],
+)
+def test_a_mistake_leaves_nothing_behind(tmp_path, small, mistake, says):
+    with pytest.raises(UserError, match=says):
+        psm.pretrain(tmp_path / "a", **(small | mistake))
+    assert not (tmp_path / "a").exists()
 
 
 def test_two_processes_cannot_share_a_folder(tmp_path, small):
@@ -611,18 +624,18 @@ def test_health_of_spread_and_collapsed_features():
 
 def test_words():
     well = {"epoch": 3, "loss": 10.0, "chance": 14.0, "feature_std": 0.8, "effective_rank": 30.0, "bank_fill": 1.0}
-    assert in_words([well, well]) == []
-    (collapse,) = in_words([well, well | {"feature_std": 0.001}])
+    assert health_warnings([well, well]) == []
+    (collapse,) = health_warnings([well, well | {"feature_std": 0.001}])
     assert collapse.startswith("Collapse")
     pinned = well | {"loss": 13.99}
-    (sentence,) = in_words([pinned, pinned])
+    (sentence,) = health_warnings([pinned, pinned])
     assert "pinned at chance" in sentence
     assert "learning rate" in sentence
-    assert in_words([well, pinned]) == []  # not yet two epochs
+    assert health_warnings([well, pinned]) == []  # not yet two epochs
     filling = pinned | {"bank_fill": 0.7}
-    assert in_words([filling, filling]) == []
-    assert "collapsed" in in_words([pinned | {"feature_std": 0.0}] * 2)[1]
-    assert "became nan" in in_words([{"epoch": 1, "loss": math.nan}])[0]
+    assert health_warnings([filling, filling]) == []
+    assert "collapsed" in health_warnings([pinned | {"feature_std": 0.0}] * 2)[1]
+    assert "became nan in epoch 1" in divergence(math.nan, 1)
 
 
 def test_collapse_is_said(tmp_path, small, caplog):

@@ -15,7 +15,7 @@ from psm.models.factory import create_encoder
 from psm.models.heads import prediction_head, projection_head
 from psm.models.siamese import SiameseNetworks
 from psm.training.module import RunningMean, step_loss
-from psm.training.optim import sgd
+from psm.training.optim import build_optimizer
 from psm.views.transform import Views
 
 DEVICE = torch.device("meta")
@@ -46,7 +46,7 @@ def make(method, chunk=None):
         meter = RunningMean(("loss", *spec.metric_names))
         images = torch.zeros(8, 3, 16, 16, dtype=torch.uint8)
     learned = [p for p in networks.parameters() if p.requires_grad]
-    optimizer = sgd(learned, OptimConfig(weight_decay=1e-3))
+    optimizer = build_optimizer(learned, OptimConfig(weight_decay=1e-3))
     views = Views(ViewsConfig(blur=0.5, solarize=0.2), 16, (0.5,) * 3, (0.2,) * 3)
 
     def step():

@@ -8,7 +8,7 @@ from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Union, get_args, get_origin, get_type_hints
 
-from psm.config.schema import CALL_KEYS
+from psm.config.schema import CALL_KEYS, NAMED
 from psm.utils.errors import UserError, did_you_mean
 
 
@@ -47,6 +47,9 @@ def build(schema: type, *overrides: Mapping[str, Any], base: Any = None) -> Any:
             value = value.item() if hasattr(value, "item") and hasattr(value, "dtype") else value  # numpy's numbers
             if isinstance(value, bool) and row.hint is str:
                 value = str(value).lower()
+            if get_origin(row.hint) is dict and row.key == dotted:
+                _set_names(merged, dotted, value, row)
+                continue
             for number in value if isinstance(value, (list, tuple)) else [value]:
                 if isinstance(number, float) and not math.isfinite(number):
                     raise UserError(f"{dotted}={_shown(value)} is not finite: {row.meaning}.")
@@ -58,6 +61,17 @@ def build(schema: type, *overrides: Mapping[str, Any], base: Any = None) -> Any:
         return OmegaConf.to_object(merged)
     except OmegaConfBaseException as error:
         raise UserError(f"{error.full_key} cannot be read: ${{...}} and ??? mean something there.") from None
+
+
+def _set_names(merged: Any, dotted: str, value: Any, row: Row) -> None:
+    """Shorthand for a mapping: `loggers=[csv,wandb]` names its entries; what was set below them stays."""
+    from omegaconf import OmegaConf
+
+    names = [] if value is None else [value] if isinstance(value, str) else value
+    if dotted not in NAMED or not isinstance(names, (list, tuple)) or not all(isinstance(x, str) for x in names):
+        raise UserError(f"{dotted}={_shown(value)} is not {row.type}: {row.meaning}.")
+    before = OmegaConf.to_container(merged[dotted])
+    merged[dotted] = {name: before.get(name) or {} for name in names}
 
 
 def parse(arguments: Iterable[str], schema: type) -> tuple[dict[str, Any], ...]:

@@ -6,10 +6,13 @@ from typing import Any
 # What is about one call and not about a run: never stored with it, never read from a file.
 CALL_KEYS = ("out", "resume", "overwrite", "progress")
 
+# Mappings of names to their settings: [a,b] is short for a and b without settings.
+NAMED = ("loggers",)
+
 # What may differ when a run is resumed; anything else would make it another run.
 MAY_CHANGE = {
     *CALL_KEYS,
-    *("accelerator", "devices", "num_nodes", "strategy", "loggers", "plugins"),
+    *("accelerator", "devices", "num_nodes", "strategy", "loggers", "plugins", "callbacks"),
     *("images.root", "images.download", "images.memory", "images.cache", "images.max_unreadable"),
 }
 
@@ -68,14 +71,22 @@ class HeadsConfig:
 
 @dataclass
 class OptimConfig:
-    """SGD with momentum; warm-up, then cosine to zero, a pure function of the step."""
+    """The optimizer; its learning rate warms up, then falls by a cosine to zero, a pure function of the step."""
 
-    lr: float = key(0.1, "learning rate after warm-up")
+    name: str = key("sgd", "sgd, adamw or lars")
+    lr: float | None = key(None, "learning rate after warm-up; none: sgd 0.1, adamw 1e-3, lars 1")
     warmup_lr: float = key(1e-4, "learning rate at the first step")
     warmup: float = key(0.1, "warm-up as a share of all steps (the paper: 20 of 200 epochs)")
-    momentum: float = key(0.9, "momentum of SGD")
-    weight_decay: float | None = key(None, "weight decay; none: 1e-3 below 64 pixels, 1e-4 from there on (the paper's)")
+    weight_decay: float | None = key(
+        None, "weight decay; none: sgd 1e-3 below 64 pixels and 1e-4 from there on (the paper's), adamw 1e-2, lars 1e-6"
+    )
+    exclude_norm_bias: bool = key(False, "no weight decay on norms and biases (lars never decays them)")
     clip: float | None = key(None, "clip the norm of the gradient at this value")
+    momentum: float = key(0.9, "sgd, lars: momentum")
+    nesterov: bool = key(False, "sgd: Nesterov momentum")
+    betas: list[float] = key([0.9, 0.999], "adamw: decay rates of the running means of gradient and square")
+    eps: float = key(1e-8, "adamw: added to the denominator")
+    trust_coefficient: float = key(0.001, "lars: factor of the ratio between the norms of weights and update")
 
 
 @dataclass
@@ -125,9 +136,12 @@ class PretrainConfig:
     )
     compile: str | None = key(None, "compile the networks with this backend of torch.compile, for example inductor")
     channels_last: bool | None = key(None, "memory layout of convolutions; none: where it was measured to be faster")
-    loggers: list[str] = key(
-        [], "beside metrics.jsonl: any of tensorboard, csv, wandb, mlflow, module.Class; written [csv,wandb]"
+    loggers: dict[str, Any] = key(
+        dict,
+        "beside metrics.jsonl: [csv,wandb] of tensorboard, csv, wandb, mlflow, module.Class; their arguments as "
+        "loggers.wandb.project=NAME",
     )
+    callbacks: list[str] = key([], "Lightning callbacks, each as module.Class without arguments, written [a.B,c.D]")
     progress: bool = key(True, "show a progress bar")
     plugins: list[str] = key([], "Python files or modules that register parts and methods, [my_parts.py]")
     trainer: dict[str, Any] = key(dict, "anything else for Lightning's Trainer, for example trainer.deterministic=true")

@@ -37,7 +37,7 @@ def decode(path: Path, size: int) -> np.ndarray:
         image.draft(None, (2 * size, 2 * size))  # JPEG: decodes at a half, a quarter or an eighth where that is enough
         image.load()
         turn = _TURNS.get(_orientation(image))
-        square = fitted(_rgb(image), size)
+        square = fitted(to_rgb(image), size)
         if turn is not None:  # a square center turns with its image, and costs less to turn
             square = square.transpose(turn)
         return np.ascontiguousarray(np.asarray(square).transpose(2, 0, 1))
@@ -104,7 +104,8 @@ def _orientation(image: Image.Image) -> int:
         return 1
 
 
-def _rgb(image: Image.Image) -> Image.Image:
+def to_rgb(image: Image.Image) -> Image.Image:
+    """An image of any mode as 8-bit RGB, transparent ones over white."""
     if image.mode.startswith("I") or image.mode == "F":
         image = Image.fromarray(_eight_bits(image))
     if image.mode in ("LA", "PA", "La", "RGBA", "RGBa") or "transparency" in image.info:

@@ -15,11 +15,13 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor, nn
+from torch.utils.data import Dataset
 
 from psm.config import merge as settings
 from psm.config.schema import EvaluateConfig, ImagesConfig, PretrainConfig, ViewsConfig
 from psm.config.stored import load_run_config
 from psm.data import ImageDataset, ImageStore, load_dataset
+from psm.data.from_torch import from_torch
 from psm.evaluation.features import extract
 from psm.evaluation.scores import Accuracy, knn, linear
 from psm.methods.plugins import load_plugins
@@ -58,22 +60,25 @@ class Evaluation:
 
 def evaluate(
     checkpoint: str | Path,
-    data: str | Path | ImageDataset | None = None,
+    data: str | Path | ImageDataset | Dataset | None = None,
     encoder: nn.Module | None = None,
     **keys: Any,
 ) -> list[Score]:
     """Score a frozen encoder; the keys are those of `psm evaluate`, nested ones as dictionaries.
 
-    ``encoder`` receives the weights where the run was given a network of the user's own.
+    ``encoder`` receives the weights where the run was given a network of the user's own. ``data`` may also be a
+    map-style `torch.utils.data.Dataset` of (image, label) pairs.
     """
     given = {**keys, "checkpoint": str(checkpoint)}
-    if isinstance(data, (str, Path)):
+    if isinstance(data, Dataset):
+        given["data"] = type(data).__name__
+    elif isinstance(data, (str, Path)):
         given["data"] = str(data)
-    return run_evaluation(given, data=data if isinstance(data, ImageDataset) else None, encoder=encoder).scores
+    return run_evaluation(given, data=None if isinstance(data, (str, Path)) else data, encoder=encoder).scores
 
 
 def run_evaluation(
-    *overrides: Mapping[str, Any], data: ImageDataset | None = None, encoder: nn.Module | None = None
+    *overrides: Mapping[str, Any], data: ImageDataset | Dataset | None = None, encoder: nn.Module | None = None
 ) -> Evaluation:
     """Evaluate as the merged overrides say; ``data`` stands in for what its key names."""
     asked = settings.build(EvaluateConfig, *overrides)
@@ -91,6 +96,8 @@ def run_evaluation(
     config = settings.build(EvaluateConfig, *overrides, base=EvaluateConfig(images=images))
     name = config.data or info.data
     as_trained = data is None and before is not None and name == before.data and config.images == images
+    if isinstance(data, Dataset):
+        data = from_torch(data, config.images, config.progress)
     data = data or load_dataset(name, config.images, config.progress)
     if data.test is None:
         raise UserError(f"data={name} has no labels to score with: give a labeled set, for example data=cifar10.")

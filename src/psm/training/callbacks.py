@@ -1,20 +1,23 @@
-"""What happens after an epoch: it is measured, judged, written down, and then the checkpoint is replaced."""
+"""What psm itself does around the steps: measure and record metrics, then save the checkpoint."""
 
 import logging
 import math
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import lightning
 import torch
+from lightning.pytorch.callbacks import Checkpoint
+from torch import Tensor
 
 from psm.config.schema import KnnConfig
-from psm.data import ImageDataset
+from psm.data import ImageDataset, ImageStore
 from psm.evaluation.features import extract
 from psm.evaluation.scores import knn
-from psm.mining.purity import finalize
-from psm.training.health import feature_health, in_words
+from psm.mining.purity import SERVED, finalize
+from psm.training.health import HEALTH, divergence, feature_health, health_warnings
 from psm.training.module import PretrainModule
 from psm.training.progress_bar import ProgressBar
 from psm.utils.errors import Diverged
@@ -24,80 +27,85 @@ from psm.utils.run_folder import RunFolder
 log = logging.getLogger("psm")
 
 
+def metric_names(module: PretrainModule, data: ImageDataset) -> list[str]:
+    """Every metric that callbacks may monitor, as in metrics.jsonl."""
+    scored = ["knn"] if module.config.monitor.knn and data.test is not None else []
+    means = [name for name in module.epoch_mean.names if name != SERVED]
+    return [*means, "lr", *HEALTH, *scored, "images_per_second", "seconds"]
+
+
 class MetricsCallback(lightning.Callback):
-    """Owns metrics.jsonl and the moments at which checkpoints are written."""
+    """Writes metrics.jsonl, sends metrics to the loggers and puts them in ``trainer.callback_metrics``.
+
+    It runs before the user's callbacks, so that these find the epoch's metrics; their names are those of
+    metrics.jsonl. Between epochs ``callback_metrics["loss"]`` is the loss of the latest step.
+    """
 
     def __init__(self, run: RunFolder, data: ImageDataset, bar: ProgressBar | None):
         self.run, self.data, self.bar = run, data, bar
         self.history: list[dict[str, Any]] = []
-        self.said: set[str] = set()
+        self.warned: set[str] = set()
 
-    def on_train_start(self, trainer: lightning.Trainer, module: PretrainModule) -> None:
+    def on_train_start(self, trainer: lightning.Trainer, module: PretrainModule) -> None:  # type: ignore[override]
         self.history = read_lines(self.run.metrics)
-        self.started, self.first_step = time.perf_counter(), trainer.global_step
-        self.epoch_started, self.epoch_step = self.started, self.first_step  # a resume may start within an epoch
+        # A resumed run may start within an epoch, where on_train_epoch_start is not called.
+        self.on_train_epoch_start(trainer, module)
 
-    def on_train_epoch_start(self, trainer: lightning.Trainer, module: PretrainModule) -> None:
-        self.epoch_started, self.epoch_step = time.perf_counter(), trainer.global_step
+    def on_train_epoch_start(self, trainer: lightning.Trainer, module: PretrainModule) -> None:  # type: ignore[override]
+        self.epoch_started, self.epoch_first_step = time.perf_counter(), trainer.global_step
 
-    def on_train_batch_end(
-        self, trainer: lightning.Trainer, module: PretrainModule, outputs: Any, batch: Any, index: int
+    def on_train_batch_end(  # type: ignore[override]
+        self, trainer: lightning.Trainer, module: PretrainModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        step, config = trainer.global_step, module.config
-        save = config.save.every_steps and step % config.save.every_steps == 0 and step % module.steps_per_epoch
-        if step % config.monitor.log_every == 0 or save:
-            means = module.meter.means()
-            self._stop_unless_finite(means["loss"], trainer)
-            self._send(trainer, {"loss": means["loss"], "lr": module.learning_rate(step - 1)}, step)
-        if save:
-            self._save(trainer, module, self.run.checkpoint)
+        trainer.callback_metrics["loss"] = module.step_metrics["loss"]  # a tensor on the device: no host sync
+        step = trainer.global_step
+        if step % module.config.monitor.log_every == 0:
+            loss = module.epoch_mean.means()["loss"]
+            stop_unless_finite(loss, trainer)
+            self._send_to_loggers(trainer, {"loss": loss, "lr": module.learning_rate(step - 1)}, step)
 
-    def on_train_epoch_end(self, trainer: lightning.Trainer, module: PretrainModule) -> None:
+    def on_train_epoch_end(self, trainer: lightning.Trainer, module: PretrainModule) -> None:  # type: ignore[override]
+        record = self._measure(trainer, module)
+        module.epoch_mean.reset()
+        if trainer.is_global_zero and self._knn_due(record["epoch"], module):
+            record["knn"] = self._knn(module)
+        # Rank 0 scores the encoder; a callback that stops the run must decide alike on every rank.
+        record = trainer.strategy.broadcast(record) if trainer.world_size > 1 else record
+        self.history.append(record)
+        if trainer.is_global_zero:
+            append_line(self.run.metrics, record)
+            self._report(record)
+        self._send_to_loggers(trainer, {k: v for k, v in record.items() if k != "step"}, record["step"])
+        # Without "epoch" and "step": callbacks take these from the trainer, which counts epochs from 0.
+        metrics = {k: torch.tensor(float(v)) for k, v in record.items() if k not in ("epoch", "step")}
+        trainer.callback_metrics.update(metrics)
+
+    def _measure(self, trainer: lightning.Trainer, module: PretrainModule) -> dict[str, Any]:
+        """The epoch's record but for the kNN score."""
         seconds = time.perf_counter() - self.epoch_started
-        steps = trainer.global_step - self.epoch_step
-        means = module.meter.means()
-        self._stop_unless_finite(means["loss"], trainer)
-        record = {
+        steps = trainer.global_step - self.epoch_first_step
+        means = module.epoch_mean.means()
+        stop_unless_finite(means["loss"], trainer)
+        return {
             "epoch": trainer.current_epoch + 1,
             "step": trainer.global_step,
             **finalize(means),
             "lr": module.learning_rate(trainer.global_step - 1),
-            **feature_health(module.latest.features, module.latest.projection),
+            **feature_health(module.outputs.features, module.outputs.projection),
             "images_per_second": steps * module.config.batch_size / seconds,
             "seconds": seconds,
         }
-        module.meter.reset()
-        if trainer.is_global_zero and self._knn_due(record["epoch"], module):
-            record["knn"] = self._knn(module)
-        self.history.append(record)
-        if trainer.is_global_zero:
-            append_line(self.run.metrics, record)
-            self._speak(record, trainer, module)
-        self._send(trainer, {name: value for name, value in record.items() if name != "step"}, record["step"])
-        self._save(trainer, module, self.run.checkpoint)
-        every = module.config.save.snapshots
-        if every and record["epoch"] % every == 0:
-            self._save(trainer, module, self.run.snapshot(record["epoch"]))
 
-    @staticmethod
-    def _save(trainer: lightning.Trainer, module: PretrainModule, path: Path) -> None:
-        """Replace the checkpoint, but never by one that is no longer made of numbers."""
-        norms = torch.stack(torch._foreach_norm([x.detach().float() for x in module.networks.parameters()]))
-        if not torch.isfinite(norms.sum()):
-            raise Diverged(in_words([{"loss": math.nan, "epoch": trainer.current_epoch + 1}])[0])
-        trainer.save_checkpoint(path)
-
-    def _speak(self, record: dict[str, Any], trainer: lightning.Trainer, module: PretrainModule) -> None:
+    def _report(self, record: dict[str, Any]) -> None:
+        """Log the record, warn once of each kind of trouble, and show the epoch."""
         log.info("epoch %d: %s", record["epoch"], {k: round(v, 4) for k, v in record.items() if k != "epoch"})
-        for sentence in in_words(self.history):
+        for sentence in health_warnings(self.history):
             kind = sentence.partition(":")[0]
-            if kind not in self.said:
+            if kind not in self.warned:
                 log.warning(sentence)
-            self.said.add(kind)
+            self.warned.add(kind)
         if self.bar:
-            done = trainer.global_step - self.first_step
-            total = module.config.epochs * module.steps_per_epoch
-            self.bar.epoch(record, (total - trainer.global_step) * (time.perf_counter() - self.started) / max(1, done))
+            self.bar.show_epoch(record)
 
     def _knn_due(self, epoch: int, module: PretrainModule) -> bool:
         monitor = module.config.monitor
@@ -105,20 +113,60 @@ class MetricsCallback(lightning.Callback):
         return monitor.knn and self.data.test is not None and due
 
     def _knn(self, module: PretrainModule) -> float:
-        """Top-1 of evenly spaced training and test images, in per cent."""
+        """Top-1 accuracy in percent, from evenly spaced training and test images."""
         monitor = module.config.monitor
-        parts = []
-        for images, most in ((self.data.train, monitor.images), (self.data.test, monitor.test_images)):
-            indices = torch.linspace(0, len(images) - 1, min(most, len(images))).long()
-            parts += [extract(module.networks.encoder, images, module.views, indices), images.labels[indices]]
-        return knn(*parts, classes=len(self.data.classes), config=KnnConfig()).top1
+        assert self.data.test is not None
+        train = self._features(module, self.data.train, monitor.images)
+        test = self._features(module, self.data.test, monitor.test_images)
+        return knn(*train, *test, len(self.data.classes), KnnConfig()).top1
 
     @staticmethod
-    def _stop_unless_finite(loss: float, trainer: lightning.Trainer) -> None:
-        if not math.isfinite(loss):
-            raise Diverged(in_words([{"loss": loss, "epoch": trainer.current_epoch + 1}])[0])
+    def _features(module: PretrainModule, images: ImageStore, most: int) -> tuple[Tensor, Tensor]:
+        """Features and labels of at most so many evenly spaced images."""
+        assert images.labels is not None
+        indices = torch.linspace(0, len(images) - 1, min(most, len(images))).long()
+        return extract(module.networks.encoder, images, module.views, indices), images.labels[indices]
 
     @staticmethod
-    def _send(trainer: lightning.Trainer, metrics: dict[str, float], step: int) -> None:
+    def _send_to_loggers(trainer: lightning.Trainer, metrics: Mapping[str, float], step: int) -> None:
         for logger in trainer.loggers:
-            logger.log_metrics(metrics, step)
+            logger.log_metrics(dict(metrics), step)
+
+
+class CheckpointCallback(Checkpoint):
+    """Saves last.ckpt and the snapshots.
+
+    As a `Checkpoint` at the end of the list it runs after all other callbacks, so that their states are saved as they
+    are after the epoch: a resumed EarlyStopping has counted the epoch that the checkpoint ends with.
+    """
+
+    def __init__(self, run: RunFolder):
+        self.run = run
+
+    def on_train_batch_end(  # type: ignore[override]
+        self, trainer: lightning.Trainer, module: PretrainModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        step, every = trainer.global_step, module.config.save.every_steps
+        if every and step % every == 0 and step % module.steps_per_epoch:  # the epoch's end saves anyway
+            stop_unless_finite(module.epoch_mean.means()["loss"], trainer)
+            self._save(trainer, module, self.run.checkpoint)
+
+    def on_train_epoch_end(self, trainer: lightning.Trainer, module: PretrainModule) -> None:  # type: ignore[override]
+        self._save(trainer, module, self.run.checkpoint)
+        epoch, every = trainer.current_epoch + 1, module.config.save.snapshots
+        if every and epoch % every == 0:
+            self._save(trainer, module, self.run.snapshot(epoch))
+
+    @staticmethod
+    def _save(trainer: lightning.Trainer, module: PretrainModule, path: Path) -> None:
+        """Replace the checkpoint, unless a weight is NaN or infinite."""
+        norms = torch.stack(torch._foreach_norm([x.detach().float() for x in module.networks.parameters()]))
+        if not torch.isfinite(norms.sum()):
+            raise Diverged(divergence(math.nan, trainer.current_epoch + 1))
+        trainer.save_checkpoint(path)
+
+
+def stop_unless_finite(loss: float, trainer: lightning.Trainer) -> None:
+    """End the run if the loss is NaN or infinite; the last good checkpoint stays."""
+    if not math.isfinite(loss):
+        raise Diverged(divergence(loss, trainer.current_epoch + 1))

@@ -1,6 +1,5 @@
-"""Signs of health that need no labels, and what they say in words."""
+"""Label-free health metrics of the features, and warnings in words."""
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -8,22 +7,26 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
+HEALTH = ("feature_std", "effective_rank", "alignment", "uniformity")  # what feature_health measures
+
 
 @torch.no_grad()
 def feature_health(features: Tensor, projection: Tensor) -> dict[str, float]:
-    """Of the encoder's features (2N, F) and unit projections (2, N, D) of one batch.
+    """Health metrics of one batch's features (2N, F) and projections (2, N, D).
 
-    feature_std: spread of unit features, 1 for an even spread, 0 for a collapse. effective_rank: exp of the entropy of
-    the features' variance over its principal directions. alignment and uniformity: Wang and Isola 2020.
+    Returns:
+        feature_std: standard deviation of unit features, scaled so that 1 is isotropic and 0 a collapse.
+        effective_rank: exp of the entropy of the variance over principal components.
+        alignment, uniformity: Wang and Isola 2020.
     """
-    # On the CPU: once an epoch, and not every device has double precision or these operations.
+    # On the CPU: once an epoch, and not every device has float64 or these operations.
     features, projection = features.cpu().double(), normalize(projection.cpu().double(), dim=-1)
     unit = normalize(features, dim=1)
     std = unit.std(0).mean() * unit.shape[1] ** 0.5
     centered = features - features.mean(0)
     variance = torch.linalg.svdvals(centered).square()
-    share = variance / variance.sum().clamp(min=1e-300)
-    rank = torch.special.entr(share).sum().exp() if variance.sum() > 0 else share.new_ones(())
+    ratio = variance / variance.sum().clamp(min=1e-300)
+    rank = torch.special.entr(ratio).sum().exp() if variance.sum() > 0 else ratio.new_ones(())
     alignment = (projection[0] - projection[1]).square().sum(1).mean()
     distance = torch.pdist(projection[0]).square()
     uniformity = distance.mul(-2).exp().mean().log() if len(distance) else distance.new_zeros(())
@@ -35,23 +38,26 @@ def feature_health(features: Tensor, projection: Tensor) -> dict[str, float]:
     }
 
 
-def in_words(history: Sequence[dict[str, Any]]) -> list[str]:
-    """What the last epoch's record, given those before it, says of a run that goes wrong; nothing if all is well."""
+def divergence(loss: float, epoch: int) -> str:
+    """What to say when the loss or a weight is NaN or infinite."""
+    return (
+        f"The loss became {loss} in epoch {epoch}: the run stops, and that is not saved. "
+        "Try a lower optim.lr, optim.clip=1 or precision=32-true."
+    )
+
+
+def health_warnings(history: Sequence[dict[str, Any]]) -> list[str]:
+    """Warnings about the last of these epoch records, given those before it; empty if all is well."""
     now = history[-1]
-    if not math.isfinite(now["loss"]):
-        return [
-            f"The loss became {now['loss']} in epoch {now['epoch']}: the run stops, and that is not saved. "
-            "Try a lower optim.lr, optim.clip=1 or precision=32-true."
-        ]
     warnings = []
     if now["feature_std"] < 0.02 or now["effective_rank"] < 1.5:
         warnings.append(
             f"Collapse: all images get nearly the same features (spread {now['feature_std']:.3f}, effective rank "
             f"{now['effective_rank']:.1f}). Try a lower optim.lr or a longer optim.warmup."
         )
-    # While the bank fills the number of candidates moves: chance is not compared until that is over.
-    settled = [x for x in history[-2:] if "chance" in x and x.get("bank_fill", 1.0) >= 1.0]
-    if len(settled) == 2 and all(abs(x["loss"] - x["chance"]) < 0.002 * x["chance"] for x in settled):
+    # While the bank fills the number of candidates grows: compare with chance only once it is full.
+    full = [x for x in history[-2:] if "chance" in x and x.get("bank_fill", 1.0) >= 1.0]
+    if len(full) == 2 and all(abs(x["loss"] - x["chance"]) < 0.002 * x["chance"] for x in full):
         cause = (
             "the features have collapsed"
             if warnings

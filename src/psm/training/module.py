@@ -1,4 +1,4 @@
-"""One step of pretraining as a Lightning module: views, networks, loss, then the target's and the bank's update."""
+"""One training step as a Lightning module: views, networks, loss, optimizer, EMA target update, bank update."""
 
 from dataclasses import asdict, replace
 from typing import Any, NamedTuple
@@ -20,7 +20,8 @@ from psm.models.outputs import Embeddings
 from psm.models.pretrained import EncoderInfo
 from psm.models.siamese import SiameseNetworks
 from psm.training.distributed import gather, sync_batchnorm
-from psm.training.optim import settle, sgd
+from psm.training.optim import adapt_loaded_state, build_optimizer
+from psm.training.user_callbacks import plain_states
 from psm.utils.devices import without_autocast
 from psm.utils.errors import UserError
 from psm.utils.schedule import learning_rate
@@ -29,7 +30,7 @@ from psm.views.transform import Views
 
 
 class RunningMean(nn.Module):
-    """Means over an epoch, summed on the device: nothing in a step waits for it. Part of the checkpoint."""
+    """Mean of each metric over an epoch. Sums stay on the device (no host sync) and are saved in the checkpoint."""
 
     total: Tensor
     count: Tensor
@@ -41,18 +42,20 @@ class RunningMean(nn.Module):
         self.register_buffer("count", torch.zeros((), dtype=torch.long))
 
     @torch.no_grad()
-    def update(self, facts: dict[str, Tensor]) -> None:
-        self.total += torch.stack([facts[name].float() for name in self.names])
+    def update(self, metrics: dict[str, Tensor]) -> None:
+        """Add one step's metrics, scalars on the device."""
+        self.total += torch.stack([metrics[name].float() for name in self.names])
         self.count += 1
 
     def _apply(self, function: Any, recurse: bool = True) -> "RunningMean":
-        """Sums stay in single precision in a network of half precision."""
+        """Move to a device but keep float32: a half-precision sum would lose digits."""
         total = self.total
         super()._apply(function, recurse)
         self.total = total.to(self.total.device)
         return self
 
     def means(self) -> dict[str, float]:
+        """The mean of every metric since the last reset; waits for the device."""
         return dict(zip(self.names, (self.total / self.count).tolist(), strict=True))
 
     def reset(self) -> None:
@@ -61,12 +64,12 @@ class RunningMean(nn.Module):
 
 
 class StepOutputs(NamedTuple):
-    """What the latest step leaves behind for the bank and for diagnostics; no gradient."""
+    """Detached tensors of the latest step, for the bank update and for the epoch's diagnostics."""
 
-    features: Tensor  # (2B, F), of this process's images
-    projection: Tensor  # (2, N, D)
-    keys: Tensor  # (N, D), of view 2
-    ids: Tensor  # (N,)
+    features: Tensor  # (2B, F), encoder features of this rank's images
+    projection: Tensor  # (2, N, D), of the global batch
+    keys: Tensor  # (N, D), keys of view 2
+    ids: Tensor  # (N,), image ids
 
 
 def step_loss(
@@ -78,21 +81,28 @@ def step_loss(
     draws: torch.Generator | None,
     chunk: int | None = None,
 ) -> tuple[Tensor, dict[str, Tensor], StepOutputs]:
-    """The loss of the batch that all processes hold together, the mean over directions, from this one's views.
+    """The loss of the global batch, computed on every rank from the gathered embeddings.
 
-    In at least single precision whatever the networks compute in. With ``chunk`` so many images at a time go through
-    the networks.
+    Args:
+        views: this rank's views (2, B, 3, H, W).
+        ids: image ids (B,).
+        bank: memory bank that samples are mined from, if the method has one.
+        draws: generator of the mining draws.
+        chunk: images per forward pass with gradient caching; None for one pass.
+
+    Returns:
+        The loss (mean over both directions, at least float32), its metrics and the outputs kept for later.
     """
     embeddings, features = networks(views, chunk)
     joined = Embeddings(*(gather(x, dim=1) for x in embeddings))
     ids = gather(ids)
     with without_autocast(views.device):
-        loss, facts = method_loss(joined, method.criterion, bank, ids, draws, method.loss.symmetric)
-    return loss, facts, StepOutputs(features.detach(), joined.projection.detach(), joined.key[1].detach(), ids)
+        loss, metrics = method_loss(joined, method.criterion, bank, ids, draws, method.loss.symmetric)
+    return loss, metrics, StepOutputs(features.detach(), joined.projection.detach(), joined.key[1].detach(), ids)
 
 
 class PretrainModule(lightning.LightningModule):
-    """Owns the networks and the bank. Every random draw depends on the seed and the step alone."""
+    """Owns the networks and the memory bank. Every random draw is a function of the seed and the step."""
 
     def __init__(
         self,
@@ -105,31 +115,39 @@ class PretrainModule(lightning.LightningModule):
         channels_last: bool = False,
     ):
         super().__init__()
+        self.labels: Tensor | None
         self.networks = networks
         self.method = method
         self.config = config
         bank = method.bank
         self.bank = MemoryBank(bank.size, config.heads.out_dim, bank.index) if method.needs_bank else None
-        self.meter = RunningMean(("loss", *method.metric_names, *(PURITY if config.monitor.purity else ())))
-        # Known only where purity is measured: nothing that learns ever sees a label.
+        self.epoch_mean = RunningMean(("loss", *method.metric_names, *(PURITY if config.monitor.purity else ())))
+        # Labels serve the purity metric only; training never reads them.
         self.register_buffer("labels", images.labels if config.monitor.purity else None, persistent=False)
         self.info = info
         self.channels_last = channels_last
         self.views = views
         self.images = images
-        self.latest: StepOutputs | None = None
-        # The bank is the same on all ranks by construction; DDP would broadcast it anew at every step.
+        self.outputs: StepOutputs  # of the latest step
+        self.step_metrics: dict[str, Tensor] = {}  # of the latest step, on the device
+        # The bank is equal on all ranks by construction; without this DDP would broadcast it at every step.
         self._ddp_params_and_buffers_to_ignore = ["bank.rows", "bank.ids", "labels"]
 
     @property
     def steps_per_epoch(self) -> int:
+        """Full batches in an epoch; the images left over are other ones each time."""
         return len(self.images) // self.config.batch_size
+
+    @property
+    def total_steps(self) -> int:
+        """Steps of the whole run."""
+        return self.config.epochs * self.steps_per_epoch
 
     def setup(self, stage: str) -> None:
         device = self.trainer.strategy.root_device.type
         if self.bank is not None and self.bank.index is not None and device != "cpu":
             raise UserError(f"bank.index=faiss searches on a CPU, and this run is on {device}: leave bank.index out.")
-        # Lightning converts after it has restored a checkpoint, which would round what a resumed run begins with.
+        # Lightning converts after restoring a checkpoint, which would round the restored weights; so convert now.
         self.trainer.precision_plugin.convert_module(self)
         if self.trainer.world_size > 1 and self.config.sync_batchnorm:
             sync_batchnorm(self.networks, self.trainer.strategy.root_device)
@@ -147,17 +165,24 @@ class PretrainModule(lightning.LightningModule):
         )
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        return sgd((p for p in self.networks.parameters() if p.requires_grad), self.config.optim)
+        return build_optimizer((p for p in self.networks.parameters() if p.requires_grad), self.config.optim)
 
     def on_train_start(self) -> None:
-        settle(self.trainer.optimizers[0])
+        adapt_loaded_state(self.trainer.optimizers[0])
+        self._set_learning_rate(self.trainer.global_step)
 
     def learning_rate(self, step: int) -> float:
-        optim, steps = self.config.optim, self.config.epochs * self.steps_per_epoch
+        """The learning rate of a step (counted from 0)."""
+        optim, steps = self.config.optim, self.total_steps
         return learning_rate(step, steps, round(optim.warmup * steps), optim.lr, optim.warmup_lr)
 
+    def _set_learning_rate(self, step: int) -> None:
+        """Set the rate of the step that comes next. Callbacks of that step see it, as with a Lightning scheduler."""
+        for group in self.trainer.optimizers[0].param_groups:
+            group["lr"] = self.learning_rate(step)
+
     def description(self) -> dict[str, Any]:
-        """What a checkpoint says of the run beside its weights."""
+        """The run's configuration and data, stored in every checkpoint."""
         return {
             "config": settings.to_dict(self.config),
             "encoder_info": asdict(self.info),
@@ -166,14 +191,12 @@ class PretrainModule(lightning.LightningModule):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         self.info = replace(self.info, epoch=self.trainer.global_step // self.steps_per_epoch)
-        checkpoint["psm"] = self.description()
-
-    def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
-        for group in self.optimizers().optimizer.param_groups:
-            group["lr"] = self.learning_rate(batch.step)
+        # A callback such as EarlyStopping has asked for the end: the run counts as finished.
+        checkpoint["psm"] = self.description() | {"stopped_early": self.trainer.should_stop}
+        checkpoint["callbacks"] = plain_states(checkpoint.get("callbacks", {}))
 
     def two_views(self, batch: Batch) -> Tensor:
-        """Views (2, B, 3, H, W). The draws are made for the global batch, so sharing it out changes no view."""
+        """Views (2, B, 3, H, W) of this rank's images, with parameters drawn for the global batch."""
         size = self.config.batch_size
         mine = share(size, self.trainer.global_rank, self.trainer.world_size)
         draws = self.views.sample_params(
@@ -183,10 +206,11 @@ class PretrainModule(lightning.LightningModule):
         return views.to(self.dtype)
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        # Networks with draws of their own (dropout, stochastic depth) take them from torch's global generator.
-        seed_networks(derived_seed(self.config.seed, "networks", batch.step, self.trainer.global_rank), self.device)
-        draws = generator(self.config.seed, "negatives", batch.step, device=self.device)
-        loss, facts, self.latest = step_loss(
+        seed, step = self.config.seed, batch.step
+        # Dropout and stochastic depth draw from torch's global generator.
+        seed_networks(derived_seed(seed, "networks", step, self.trainer.global_rank), self.device)
+        draws = generator(seed, "negatives", step, device=self.device)
+        loss, metrics, self.outputs = step_loss(
             self.networks,
             self.two_views(batch),
             batch.ids,
@@ -195,20 +219,24 @@ class PretrainModule(lightning.LightningModule):
             draws,
             self.config.grad_cache_chunk,
         )
-        if self.labels is not None:
-            facts = facts | purity(
-                self.bank, self.latest.keys, self.latest.ids, self.labels, self.method.bank.allow_self
-            )
-        self.meter.update({"loss": loss.detach(), **facts})
+        self.step_metrics = {"loss": loss.detach(), **metrics, **self._purity()}
+        self.epoch_mean.update(self.step_metrics)
         return loss
 
-    def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
-        """Once both directions are computed and the weights moved: the target follows, the view-2 keys are enqueued.
+    def _purity(self) -> dict[str, Tensor]:
+        """Label agreement of mined rows, if ``monitor.purity`` is set."""
+        if self.labels is None or self.bank is None:
+            return {}
+        return purity(self.bank, self.outputs.keys, self.outputs.ids, self.labels, self.method.bank.allow_self)
 
-        Lightning calls callbacks before the module's own hooks, so that in a hook of the module these updates would
-        be missing from a checkpoint that a callback writes after the step.
+    def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
+        """Update the weights, then the EMA target, then the bank (both directions of the loss are computed by now).
+
+        Not in a hook of the module: Lightning runs callbacks first, and one that saves a checkpoint after the step
+        would miss these updates.
         """
         super().optimizer_step(*args, **kwargs)
         self.networks.update_target(self.method.target.momentum)
         if self.bank is not None:
-            self.bank.enqueue(self.latest.keys, self.latest.ids)
+            self.bank.enqueue(self.outputs.keys, self.outputs.ids)
+        self._set_learning_rate(self.trainer.global_step + 1)

@@ -1,24 +1,117 @@
-"""The optimizer of pretraining."""
+"""Optimizers by name: SGD, AdamW and LARS, with their defaults, groups and settings."""
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim.sgd import sgd as sgd_step
 
 from psm.config.schema import OptimConfig
+from psm.training.lars import LARS
+from psm.utils.errors import UserError, did_you_mean
 
 
-def sgd(learned: Iterable[nn.Parameter], config: OptimConfig) -> torch.optim.SGD:
-    """SGD, in one pass over the weights where they lie on a CPU.
+@dataclass(frozen=True)
+class OptimizerSpec:
+    """How an optimizer is built, which keys of ``optim`` it reads, and the values of those that were left open."""
 
-    Not where gradients are clipped: under mixed precision Lightning clips none for a fused step.
+    build: Callable[[list[dict[str, Any]], OptimConfig, bool], torch.optim.Optimizer]
+    settings: tuple[str, ...]
+    lr: float
+    weight_decay: Callable[[int], float]  # from the side of the images in pixels
+    state_tensors: int  # tensors of a weight's size that it keeps for each weight
+
+
+def _sgd(groups: list[dict[str, Any]], config: OptimConfig, fused: bool) -> torch.optim.Optimizer:
+    given: dict[str, Any] = {"lr": config.warmup_lr, "momentum": config.momentum, "nesterov": config.nesterov}
+    return OnePass(groups, **given, fused=True) if fused else torch.optim.SGD(groups, **given, foreach=True)
+
+
+def _adamw(groups: list[dict[str, Any]], config: OptimConfig, fused: bool) -> torch.optim.Optimizer:
+    given: dict[str, Any] = {"lr": config.warmup_lr, "betas": tuple(config.betas), "eps": config.eps}
+    return torch.optim.AdamW(groups, **given, fused=True if fused else None, foreach=None if fused else True)
+
+
+def _lars(groups: list[dict[str, Any]], config: OptimConfig, fused: bool) -> torch.optim.Optimizer:
+    return LARS(groups, config.warmup_lr, config.momentum, trust_coefficient=config.trust_coefficient)
+
+
+OPTIMIZERS: dict[str, OptimizerSpec] = {
+    "sgd": OptimizerSpec(_sgd, ("momentum", "nesterov"), 0.1, lambda size: 1e-3 if size < 64 else 1e-4, 1),
+    "adamw": OptimizerSpec(_adamw, ("betas", "eps"), 1e-3, lambda size: 1e-2, 2),
+    "lars": OptimizerSpec(_lars, ("momentum", "trust_coefficient"), 1.0, lambda size: 1e-6, 1),
+}
+
+
+def find_optimizer(name: str) -> OptimizerSpec:
+    """An optimizer by name."""
+    if name not in OPTIMIZERS:
+        hint = did_you_mean(name, OPTIMIZERS)
+        raise UserError(f"optim.name={name} is unknown{hint}: choose one of {', '.join(OPTIMIZERS)}.")
+    return OPTIMIZERS[name]
+
+
+def check_optimizer(config: OptimConfig) -> None:
+    """Refuse values out of bounds, and settings of another optimizer, which would do nothing."""
+    spec = find_optimizer(config.name)
+    defaults = OptimConfig()
+    special = {name for other in OPTIMIZERS.values() for name in other.settings}
+    for name in sorted(special - set(spec.settings)):
+        if getattr(config, name) != getattr(defaults, name):
+            users = " and ".join(other for other, row in OPTIMIZERS.items() if name in row.settings)
+            raise UserError(
+                f"optim.{name} is a setting of {users}, and optim.name={config.name} does not use it: leave it out."
+            )
+    betas = config.betas
+    rules = [
+        ("momentum", 0 <= config.momentum < 1, "from 0 to below 1"),
+        ("betas", len(betas) == 2 and all(0 <= beta < 1 for beta in betas), "two numbers from 0 to below 1"),
+        ("eps", config.eps > 0, "a number above 0"),
+        ("trust_coefficient", config.trust_coefficient > 0, "a number above 0"),
+    ]
+    for name, valid, allowed in rules:
+        if not valid:
+            raise UserError(f"optim.{name}={getattr(config, name)} is not possible: give {allowed}.")
+    if config.nesterov and config.momentum == 0:
+        raise UserError("optim.nesterov=true needs momentum: give optim.momentum above 0.")
+
+
+def default_lr(config: OptimConfig) -> float:
+    """``optim.lr``, or the optimizer's usual one."""
+    return find_optimizer(config.name).lr if config.lr is None else config.lr
+
+
+def default_weight_decay(config: OptimConfig, size: int) -> float:
+    """``optim.weight_decay``, or the optimizer's usual one for images of this side in pixels."""
+    return find_optimizer(config.name).weight_decay(size) if config.weight_decay is None else config.weight_decay
+
+
+def state_tensors(config: OptimConfig) -> int:
+    """Tensors of a weight's size that the optimizer keeps for each weight."""
+    return find_optimizer(config.name).state_tensors
+
+
+def build_optimizer(parameters: Iterable[nn.Parameter], config: OptimConfig) -> torch.optim.Optimizer:
+    """The optimizer that the configuration names.
+
+    Fused on a CPU, unless gradients are clipped: with mixed precision Lightning does not clip for a fused step.
     """
-    learned = list(learned)
-    given = {"lr": config.warmup_lr, "momentum": config.momentum, "weight_decay": config.weight_decay}
-    if learned[0].device.type == "cpu" and config.clip is None:
-        return OnePass(learned, **given, fused=True)
-    return torch.optim.SGD(learned, **given, foreach=True)
+    parameters = list(parameters)
+    fused = parameters[0].device.type == "cpu" and config.clip is None
+    return find_optimizer(config.name).build(_groups(parameters, config), config, fused)
+
+
+def _groups(parameters: list[nn.Parameter], config: OptimConfig) -> list[dict[str, Any]]:
+    """Parameter groups: one, or a second for norms and biases (tensors of one dimension), which are not decayed."""
+    decayed = {"params": parameters, "weight_decay": config.weight_decay}
+    if not config.exclude_norm_bias:
+        return [decayed]
+    matrices = [p for p in parameters if p.ndim > 1]
+    vectors = [p for p in parameters if p.ndim <= 1]
+    groups = [decayed | {"params": matrices}, decayed | {"params": vectors, "weight_decay": 0.0}]
+    return [group for group in groups if group["params"]]
 
 
 class OnePass(torch.optim.SGD):
@@ -55,18 +148,19 @@ class OnePass(torch.optim.SGD):
         return state["momentum_buffer"]
 
 
-def settle(optimizer: torch.optim.Optimizer) -> None:
-    """After a checkpoint was loaded, which may come from another device: the step as it is taken on this one.
+def adapt_loaded_state(optimizer: torch.optim.Optimizer) -> None:
+    """Fit a state from a checkpoint, perhaps of another device or memory format, to this process.
 
-    Each momentum comes to lie in memory as its weights do, since the fused step does not look at strides.
+    Choose this device's implementation (fused or foreach), and lay out each state tensor in memory as its weights are:
+    the fused step does not look at strides.
     """
     for group in optimizer.param_groups:
-        group.update({way: optimizer.defaults[way] for way in ("fused", "foreach")})
+        group.update({name: optimizer.defaults[name] for name in ("fused", "foreach") if name in optimizer.defaults})
         for weights in group["params"]:
             state = optimizer.state.get(weights, {})
-            momentum = state.get("momentum_buffer")
-            if momentum is not None:
-                state["momentum_buffer"] = _like(momentum, weights)
+            for name, value in state.items():
+                if isinstance(value, Tensor) and value.shape == weights.shape:
+                    state[name] = _like(value, weights)
 
 
 def _like(tensor: Tensor, weights: Tensor) -> Tensor:

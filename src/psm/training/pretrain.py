@@ -1,7 +1,7 @@
-"""PretrainModule from a configuration: settle everything, hold the run folder, train, leave the encoder."""
+"""Pretraining from a configuration: resolve it, hold the run folder, train, save the encoder."""
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,12 +10,15 @@ from typing import Any
 import lightning
 import numpy as np
 import torch
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 from torch import nn
+from torch.utils.data import Dataset
 
 from psm.config import merge as settings
 from psm.config.schema import MAY_CHANGE, PretrainConfig
 from psm.config.stored import load_run_config
 from psm.data import ImageDataset, ImageStore, load_dataset
+from psm.data.from_torch import from_torch
 from psm.data.same_images import image_difference
 from psm.methods.build import build_networks, method_of
 from psm.methods.plugins import load_plugins
@@ -23,12 +26,13 @@ from psm.models.encoder import unwrapped
 from psm.models.factory import prefers_channels_last
 from psm.models.pretrained import EncoderInfo, read_encoder, save_encoder
 from psm.models.resnet import ResNet
-from psm.training.callbacks import MetricsCallback
+from psm.training.callbacks import CheckpointCallback, MetricsCallback, metric_names
 from psm.training.distributed import is_rank_zero
 from psm.training.module import PretrainModule
 from psm.training.progress_bar import ProgressBar
 from psm.training.resolve import check, resolve
 from psm.training.trainer import make_trainer, quiet
+from psm.training.user_callbacks import check_callbacks, load_callbacks, split_callbacks
 from psm.utils.checkpoint_file import read_checkpoint
 from psm.utils.errors import UserError
 from psm.utils.files import read_lines, remove_temporary_files, write_atomically, write_text_atomically
@@ -50,57 +54,102 @@ class PretrainResult:
     data: ImageDataset
 
 
+# What may be given as data from Python, beside a name or a path.
+DataLike = ImageDataset | ImageStore | torch.Tensor | np.ndarray | Dataset
+
+
 def pretrain(
     out: str | Path,
-    data: str | Path | ImageDataset | ImageStore | torch.Tensor | np.ndarray | None = None,
+    data: str | Path | DataLike | None = None,
     encoder: str | nn.Module | None = None,
     config: str | Path | Mapping[str, Any] | None = None,
+    callbacks: Sequence[lightning.Callback | str] | lightning.Callback | str = (),
     **keys: Any,
 ) -> PretrainResult:
-    """Learn an encoder; the keys are those of `psm pretrain`, nested ones as dictionaries.
+    """Train an encoder on unlabeled images. The keys are those of `psm pretrain`, nested ones as dictionaries.
 
     >>> psm.pretrain("runs/a", data="cifar10", epochs=10, positives={"k": 3})  # doctest: +SKIP
 
-    ``data`` may be a ImageDataset or uint8 images (N, 3, H, W), and ``encoder`` any module that turns (B, 3, H, W) into
-    (B, F) or (B, F, h, w).
+    Args:
+        out: run folder to write.
+        data: a name, a folder, an `ImageDataset`, uint8 images (N, 3, H, W), or a map-style
+            `torch.utils.data.Dataset` of images or (image, label) pairs.
+        encoder: a name, or a module from (B, 3, H, W) to (B, F) or (B, F, h, w).
+        config: a YAML file or a mapping that comes before the keys.
+        callbacks: Lightning callbacks, or module.Class as text.
+
+    Returns:
+        The run folder, the trained encoder, a record for each epoch, the resolved configuration and the data.
     """
     if not isinstance(out, (str, Path)):
         raise UserError(f"out={out!r} is not a path: name a folder for the run.")
     if encoder is not None and not isinstance(encoder, (str, nn.Module)):
         raise UserError(f"encoder={encoder!r} is neither a name nor a module: give for example 'resnet18'.")
-    if isinstance(data, (torch.Tensor, np.ndarray, ImageStore)):
-        data = ImageDataset("images", data if isinstance(data, ImageStore) else ImageStore(data), None, ())
+    names, instances = split_callbacks(callbacks)
     given: dict[str, Any] = {**keys, "out": str(out)}
     if data is not None:
-        given["data"] = data.name if isinstance(data, ImageDataset) else str(data)
+        given["data"] = str(data) if isinstance(data, (str, Path)) else _data_name(data)
     if encoder is not None:
         given["encoder"] = "custom" if isinstance(encoder, nn.Module) else encoder
-    if isinstance(config, (str, Path)):
-        stored = [settings.refuse_call_keys(settings.read_yaml(config), f"config={config}")]
-    else:
-        stored = [settings.refuse_call_keys(config, "config=")] if config else []
+    if names:
+        given["callbacks"] = names
     return run_pretraining(
-        *stored,
+        *_stored(config),
         given,
-        data=data if isinstance(data, ImageDataset) else None,
+        data=None if isinstance(data, (str, Path)) else data,
         encoder=encoder if isinstance(encoder, nn.Module) else None,
+        callbacks=instances,
     )
 
 
+def _stored(config: str | Path | Mapping[str, Any] | None) -> list[Mapping[str, Any]]:
+    """The content of ``config=``, as a list of at most one."""
+    if isinstance(config, (str, Path)):
+        return [settings.refuse_call_keys(settings.read_yaml(config), f"config={config}")]
+    return [settings.refuse_call_keys(config, "config=")] if config else []
+
+
+def _data_name(data: DataLike) -> str:
+    """What data given from Python is called in the configuration."""
+    if isinstance(data, ImageDataset):
+        return data.name
+    return type(data).__name__ if isinstance(data, Dataset) else "images"
+
+
+def _load_data(data: DataLike | None, config: PretrainConfig, progress: bool) -> ImageDataset:
+    """The data given from Python, or what ``data=`` names."""
+    if data is None:
+        return load_dataset(config.data, config.images, progress)
+    if isinstance(data, ImageDataset):
+        return data
+    if isinstance(data, Dataset):
+        return from_torch(data, config.images, progress)
+    return ImageDataset("images", data if isinstance(data, ImageStore) else ImageStore(data), None, ())
+
+
 def run_pretraining(
-    *overrides: Mapping[str, Any], data: ImageDataset | None = None, encoder: nn.Module | None = None
+    *overrides: Mapping[str, Any],
+    data: DataLike | None = None,
+    encoder: nn.Module | None = None,
+    callbacks: Sequence[lightning.Callback] = (),
 ) -> PretrainResult:
-    """Pretrain as the merged overrides say; ``data`` and ``encoder`` stand in for what their keys name."""
+    """Pretrain by the merged overrides.
+
+    Args:
+        overrides: nested keys, the later ones winning.
+        data, encoder: used instead of what the keys of that name say.
+        callbacks: used beside those that the key names; not stored with the run.
+    """
     asked = settings.build(PretrainConfig, *overrides)
     if not asked.out:
         raise UserError("out= is missing: name a folder for the run, for example out=runs/a.")
     run = RunFolder(Path(asked.out).expanduser())
     plugins = load_plugins(asked.plugins)
     if not is_rank_zero():  # rank 0 holds the folder and has written its resolved configuration
-        stored = load_run_config(run)
-        data = data or load_dataset(stored.data, stored.images, progress=False)
-        trainer, module = _prepare(run, stored, data, encoder)
-        return _fit(run, trainer, module, data, asked.resume != "false" and run.checkpoint.exists())
+        config = load_run_config(run)
+        loaded = _load_data(data, config, progress=False)
+        trainer, module = _prepare(run, config, loaded, encoder, callbacks)
+        return _fit(run, trainer, module, loaded, asked.resume != "false" and run.checkpoint.exists())
     with lock_run(run, asked.resume, asked.overwrite):
         resuming = asked.resume != "false" and run.used
         point = run.resume_point(asked.resume) if resuming else None
@@ -112,12 +161,12 @@ def run_pretraining(
         config = replace(config, plugins=plugins or config.plugins)
         check(config)
         method_of(config)
-        data = data or load_dataset(config.data, config.images, config.progress)
-        config = resolve(config, data)
+        loaded = _load_data(data, config, config.progress)
+        config = resolve(config, loaded)
         if stored:
-            # The checkpoint knows what the run was begun with, whatever was since written into config.yaml.
+            # The checkpoint has the configuration that the run began with, whatever config.yaml says by now.
             _refuse_changes(run, settings.to_dict(begun or stored), config)
-        trainer, module = _prepare(run, config, data, encoder)
+        trainer, module = _prepare(run, config, loaded, encoder, callbacks)
         with ExitStack() as stack:
             if resuming:
                 _continue_from(run, point, module)
@@ -127,11 +176,15 @@ def run_pretraining(
             if not resuming and aside is not None:
                 log.warning("the run that was in %s is now in %s", run.folder, aside)
             write_text_atomically(run.config, settings.to_yaml(config))
-            if data.unreadable:
-                log.warning("%d unreadable files are left out, see %s", len(data.unreadable), run.unreadable)
-                lines = "".join(f"{file}\t{reason}\n" for file, reason in data.unreadable)
-                write_text_atomically(run.unreadable, lines)
-            return _fit(run, trainer, module, data, point is not None)
+            _report_unreadable(run, loaded)
+            return _fit(run, trainer, module, loaded, point is not None)
+
+
+def _report_unreadable(run: RunFolder, data: ImageDataset) -> None:
+    if data.unreadable:
+        log.warning("%d unreadable files are left out, see %s", len(data.unreadable), run.unreadable)
+        lines = "".join(f"{file}\t{reason}\n" for file, reason in data.unreadable)
+        write_text_atomically(run.unreadable, lines)
 
 
 def _begun_with(run: RunFolder, point: Path) -> PretrainConfig:
@@ -177,10 +230,11 @@ def _continue_from(run: RunFolder, point: Path | None, module: PretrainModule) -
 
 
 def _refuse_changes(run: RunFolder, begun: dict[str, Any], config: PretrainConfig) -> None:
-    """What is asked for now may not contradict the run that is resumed."""
+    """Refuse settings that differ from those of the run that is resumed."""
     before, now = (dict(settings.flatten(x)) for x in (begun, settings.to_dict(config)))
     for dotted, value in now.items():
-        if dotted not in MAY_CHANGE and before.get(dotted) != value:
+        may_change = dotted in MAY_CHANGE or dotted.partition(".")[0] in MAY_CHANGE
+        if not may_change and before.get(dotted) != value:
             raise UserError(
                 f"{dotted}={value} differs from {dotted}={before.get(dotted)} of the run in {run.folder}: resume it "
                 f"without {dotted}= (and with config.yaml as it was), or start another run in another out."
@@ -198,13 +252,20 @@ def _refuse_other_data(run: RunFolder, point: Path, module: PretrainModule) -> N
 
 
 def _prepare(
-    run: RunFolder, config: PretrainConfig, data: ImageDataset, encoder: nn.Module | None
+    run: RunFolder,
+    config: PretrainConfig,
+    data: ImageDataset,
+    encoder: nn.Module | None,
+    callbacks: Sequence[lightning.Callback],
 ) -> tuple[lightning.Trainer, PretrainModule]:
-    """The trainer and the module. Whatever the user got wrong shows here, before anything is written."""
+    """The trainer and the module. A user's mistake is found here, before anything is written."""
     mean, std = channel_statistics(data.train)
     views = Views(config.views, data.size, mean, std)
-    bar = ProgressBar(config.epochs, config.batch_size) if config.progress and is_rank_zero() else None
-    trainer = make_trainer(run, config, [MetricsCallback(run, data, bar), *([bar] if bar else [])])
+    bar = ProgressBar(config.progress) if is_rank_zero() else None
+    callbacks = [*load_callbacks(config.callbacks), *callbacks]
+    own = [MetricsCallback(run, data, bar), *([bar] if bar else [])]
+    # psm's metrics come before the user's callbacks, its checkpoint after them.
+    trainer = make_trainer(run, config, [*own, *callbacks, CheckpointCallback(run)])
     if config.batch_size % trainer.world_size:
         raise UserError(
             f"batch_size={config.batch_size} is shared by {trainer.world_size} devices: give a multiple of that number."
@@ -215,7 +276,7 @@ def _prepare(
     if channels_last is None:
         channels_last = prefers_channels_last(trainer.strategy.root_device)
     if channels_last:
-        nets = nets.to(memory_format=torch.channels_last)
+        nets.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     if config.compile is not None:
         nets.compile_parts(config.compile)
     info = EncoderInfo(
@@ -234,18 +295,17 @@ def _prepare(
     except (RuntimeError, MemoryError):
         need = method.bank.size * config.heads.out_dim * 4 / 1e9
         raise UserError(f"bank.size={method.bank.size} needs {need:,.1f} GB of memory: give a smaller bank.") from None
+    check_callbacks(callbacks, metric_names(module, data), bool(trainer.loggers))
     return trainer, module
 
 
 def _fit(
     run: RunFolder, trainer: lightning.Trainer, module: PretrainModule, data: ImageDataset, resuming: bool
 ) -> PretrainResult:
-    with quiet(), torch.random.fork_rng(devices=[]):
-        try:
-            trainer.fit(module, ckpt_path=str(run.checkpoint) if resuming else None)
-        except SystemExit:
-            # Lightning turns an interrupt into an exit; whoever called decides what an interrupt means.
-            raise KeyboardInterrupt from None
+    if resuming and read_checkpoint(run.checkpoint)["psm"].get("stopped_early"):
+        log.warning("the run in %s was stopped early by a callback and counts as finished.", run.folder)
+    else:
+        _train(trainer, module, run.checkpoint if resuming else None)
     # From the checkpoint, whatever strategy trained and wherever its weights are now.
     info, state = read_encoder(run.checkpoint)
     encoder = module.networks.encoder
@@ -256,9 +316,20 @@ def _fit(
     return PretrainResult(run.folder, encoder, read_lines(run.metrics), module.config, data)
 
 
+def _train(trainer: lightning.Trainer, module: PretrainModule, checkpoint: Path | None) -> None:
+    with quiet(), torch.random.fork_rng(devices=[]):
+        try:
+            trainer.fit(module, ckpt_path=None if checkpoint is None else str(checkpoint))
+        except SystemExit:
+            # Lightning turns an interrupt into an exit; the caller decides what an interrupt means.
+            raise KeyboardInterrupt from None
+        except MisconfigurationException as error:
+            raise UserError(f"Lightning refuses these settings: {' '.join(str(error).split())}") from None
+
+
 @contextmanager
 def _logging(run: RunFolder, config: PretrainConfig) -> Iterator[None]:
-    """Everything said during the run also goes to its log file."""
+    """Copy log messages of the run to its log file."""
     handler = logging.FileHandler(run.log)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     log.addHandler(handler)
@@ -268,7 +339,7 @@ def _logging(run: RunFolder, config: PretrainConfig) -> Iterator[None]:
         log.info("psm pretrain, method %s on %s", config.method, config.data)
         yield
     except BaseException as error:
-        log.info("stopped: %s: %s", type(error).__name__, error)  # whoever catches it tells the user
+        log.info("stopped: %s: %s", type(error).__name__, error)  # the caller tells the user
         raise
     finally:
         log.setLevel(level)

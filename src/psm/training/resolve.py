@@ -11,6 +11,7 @@ from psm.methods.build import method_of
 from psm.methods.spec import MethodSpec
 from psm.mining.purity import MINED
 from psm.models.factory import create_encoder
+from psm.training.optim import check_optimizer, default_lr, default_weight_decay
 from psm.utils.errors import UserError
 
 log = logging.getLogger("psm")
@@ -37,9 +38,8 @@ def check(config: PretrainConfig) -> None:
         ("grad_cache_chunk", 2 if config.grad_cache_chunk is None else config.grad_cache_chunk, 2),
         ("save.every_steps", 1 if config.save.every_steps is None else config.save.every_steps, 1),
         ("save.snapshots", 1 if config.save.snapshots is None else config.save.snapshots, 1),
-        ("optim.lr", config.optim.lr, 0),
+        ("optim.lr", config.optim.lr or 0, 0),
         ("optim.warmup_lr", config.optim.warmup_lr, 0),
-        ("optim.momentum", config.optim.momentum, 0),
         ("optim.weight_decay", config.optim.weight_decay or 0, 0),
     )
     for name, value, least in at_least:
@@ -50,8 +50,7 @@ def check(config: PretrainConfig) -> None:
     if config.compile is not None and config.compile not in torch.compiler.list_backends(None):
         known = ", ".join(torch.compiler.list_backends())
         raise UserError(f"compile={config.compile} is no backend of torch.compile: give one of {known}, or none.")
-    if config.optim.momentum >= 1:
-        raise UserError(f"optim.momentum={config.optim.momentum} never forgets: give a number below 1.")
+    check_optimizer(config.optim)
     if not 0 <= config.optim.warmup <= 1:
         raise UserError(f"optim.warmup={config.optim.warmup} is a share of all steps: give a number from 0 to 1.")
 
@@ -70,8 +69,7 @@ def resolve(config: PretrainConfig, data: ImageDataset) -> PretrainConfig:
             batch_size,
         )
     optim = config.optim
-    if optim.weight_decay is None:
-        optim = replace(optim, weight_decay=1e-3 if data.size < 64 else 1e-4)
+    optim = replace(optim, lr=default_lr(optim), weight_decay=default_weight_decay(optim, data.size))
     method = method_of(config)
     if config.monitor.purity:
         _check_purity(config, data, method)
