@@ -6,8 +6,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from psm.data import splits as choosing
 from psm.data import ImageDataset, ImageStore
+from psm.data import splits as choosing
 
 
 @pytest.fixture(params=["memory", "mapped"])
