@@ -116,11 +116,13 @@ def _sheet(data, path: Path) -> None:
     import torch
     from PIL import Image
 
+    from psm.utils.indices import evenly_spaced
+
     columns = 16
     if data.classes:
         rows = [(data.train.labels == c).nonzero().flatten()[:columns] for c in range(min(len(data.classes), 20))]
     else:
-        rows = list(torch.linspace(0, len(data.train) - 1, min(len(data.train), 8 * columns)).long().split(columns))
+        rows = list(evenly_spaced(len(data.train), 8 * columns).split(columns))
     size = data.size + 2
     sheet = torch.full((len(rows) * size, columns * size, 3), 255, dtype=torch.uint8)
     for y, row in enumerate(rows):

@@ -18,6 +18,7 @@ from psm.training.health import feature_health, in_words
 from psm.training.module import PretrainModule
 from psm.training.progress_bar import ProgressBar
 from psm.utils.errors import Diverged
+from psm.utils.indices import evenly_spaced
 from psm.utils.run_folder import RunFolder, append_line, read_lines
 
 log = logging.getLogger("psm")
@@ -108,7 +109,7 @@ class MetricsCallback(lightning.Callback):
         monitor = module.config.monitor
         parts = []
         for images, most in ((self.data.train, monitor.images), (self.data.test, monitor.test_images)):
-            indices = torch.linspace(0, len(images) - 1, min(most, len(images))).long()
+            indices = evenly_spaced(len(images), most)
             parts += [extract(module.networks.encoder, images, module.views, indices), images.labels[indices]]
         return knn(*parts, classes=len(self.data.classes), config=KnnConfig()).top1
 
