@@ -171,7 +171,10 @@ def _scores(
         yield "knn", knn(train, labels[0], test, labels[1], classes, config.knn), used
     if config.linear.enabled:
         crops = Views(
-            ViewsConfig(preset="small", size=views.size, jitter=0.0, grayscale=0.0), data.size, views.mean, views.std
+            ViewsConfig(preset="small", size=views.size, color_jitter=0.0, grayscale=0.0),
+            data.size,
+            views.mean,
+            views.std,
         )
 
         def augmented(epoch: int) -> Tensor:

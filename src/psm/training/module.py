@@ -176,7 +176,7 @@ class PretrainModule(lightning.LightningModule):
         size = self.config.batch_size
         mine = share(size, self.trainer.global_rank, self.trainer.world_size)
         draws = self.views.sample_params(
-            size, generator(self.config.seed, "views", batch.step), share=mine, device=self.device
+            size, generator(self.config.seed, "views", batch.step), rows=mine, device=self.device
         )
         views = self.views.apply(batch.images, draws, channels_last=self.channels_last)
         return views.to(self.dtype)

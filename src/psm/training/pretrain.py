@@ -15,6 +15,7 @@ from torch import nn
 from psm.config import merge as settings
 from psm.config.schema import MAY_CHANGE, PretrainConfig
 from psm.data import ImageDataset, ImageStore, load_dataset
+from psm.data.stats import channel_statistics
 from psm.methods.build import build_networks, method_of
 from psm.methods.plugins import load_plugins
 from psm.models import networks
@@ -27,7 +28,7 @@ from psm.training.resolve import check, resolve
 from psm.training.trainer import make_trainer, quiet
 from psm.utils.errors import UserError
 from psm.utils.run_folder import RunFolder, launched, read_lines, write_atomically
-from psm.views.transform import Views, channel_statistics
+from psm.views.transform import Views
 
 log = logging.getLogger("psm")
 

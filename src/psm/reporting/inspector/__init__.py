@@ -11,6 +11,7 @@ from torch import nn
 from psm.config import merge as settings
 from psm.config.schema import InspectConfig, PretrainConfig
 from psm.data import ImageDataset, load_dataset
+from psm.data.stats import channel_statistics
 from psm.methods.plugins import load_plugins
 from psm.reporting.inspector.facts import Facts, choose, gather
 from psm.reporting.inspector.page import render
@@ -18,7 +19,6 @@ from psm.training.checkpoint import read_checkpoint
 from psm.utils.errors import UserError
 from psm.utils.progress import counting
 from psm.utils.run_folder import RunFolder, write_atomically
-from psm.views.transform import channel_statistics
 
 CLOSE = 1e-4  # of channel means: other images differ by more, another machine's rounding by less
 
