@@ -73,9 +73,9 @@ def scores_table(scores: Iterable["Score"]) -> None:
 
 
 def published_table() -> None:
-    from psm.data.registry import published
+    from psm.data.registry import list_datasets
 
-    rows = published()
+    rows = list_datasets()
     table = Table(*rows[0]._fields, title="Data sets by name; any folder of images works too")
     for row in rows:
         table.add_row(*(f"{x:,}" if isinstance(x, int) else str(x) for x in row))
