@@ -79,8 +79,9 @@ class ImageStore:
         batch = torch.empty((len(indices), *self.shape), dtype=torch.uint8)
         rows = batch.numpy()
         # In the order of the file, so that the disk reads forwards.
-        for row in torch.argsort(indices).tolist():
-            rows[row] = self._pixels[int(indices[row])]
+        ordered, order = indices.sort()
+        for row, index in zip(order.tolist(), ordered.tolist(), strict=True):
+            rows[row] = self._pixels[index]
         return batch
 
 
