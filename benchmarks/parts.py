@@ -46,7 +46,7 @@ def views() -> Iterator[Case]:
     for count, pixels, blur in VIEWS:
         recipe = Views(ViewsConfig(blur=blur), pixels, (0.5,) * 3, (0.25,) * 3)
         images = torch.randint(0, 256, (count, 3, pixels, pixels), dtype=torch.uint8)
-        draws = recipe.draw(count, torch.Generator().manual_seed(0))
+        draws = recipe.sample_params(count, torch.Generator().manual_seed(0))
         name = f"two views of {count} images at {pixels} pixels{', blur' if blur else ''}"
         yield name, crops, "apply_to", lambda r=recipe, p=images, d=draws: r.apply(p, d, channels_last=True)
 

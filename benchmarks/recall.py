@@ -30,7 +30,7 @@ def keys(moment: RunSnapshot, images, count: int) -> torch.Tensor:
     found = []
     for first in range(0, count, 512):
         rows = torch.arange(first, min(first + 512, count)) % len(images)
-        given = views.apply(images.take(rows), views.draw(len(rows), draws, 1))
+        given = views.apply(images.take(rows), views.sample_params(len(rows), draws, 1))
         found.append(moment.networks.embed_keys(given.flatten(0, 1)))
     return torch.cat(found)
 

@@ -5,10 +5,11 @@ import torch
 import psm
 from psm.config.schema import ImagesConfig, ViewsConfig
 from psm.data import load_dataset
+from psm.data.stats import channel_statistics
 from psm.models.factory import create_encoder
 from psm.models.heads import prediction_head, projection_head
 from psm.models.siamese import SiameseNetworks
-from psm.views.transform import Views, channel_statistics
+from psm.views.transform import Views
 
 
 def main(images: int = 512, epochs: int = 2, batch_size: int = 64, seed: int = 0) -> list[float]:

@@ -12,8 +12,10 @@ def build(*arguments):
 
 
 def test_types_and_nesting():
-    config = build("epochs=3", "optim.lr=1e-2", "views.crop=[0.3,1]", "images.size=none", "devices=2", "resume=true")
-    assert (config.epochs, config.optim.lr, config.views.crop) == (3, 0.01, [0.3, 1.0])
+    config = build(
+        "epochs=3", "optim.lr=1e-2", "views.crop_scale=[0.3,1]", "images.size=none", "devices=2", "resume=true"
+    )
+    assert (config.epochs, config.optim.lr, config.views.crop_scale) == (3, 0.01, [0.3, 1.0])
     assert (config.images.size, config.devices, config.resume) == (None, "2", "true")
     assert build("epochs=1e1").epochs == 10
 
@@ -34,7 +36,7 @@ def test_file_then_arguments(tmp_path):
 
 
 def test_round_trip(tmp_path):
-    config = build("views.crop=[0.5,1]", "trainer.max_steps=4", "loggers=[csv]", "optim.clip=1")
+    config = build("views.crop_scale=[0.5,1]", "trainer.max_steps=4", "loggers=[csv]", "optim.clip=1")
     file = tmp_path / "a.yaml"
     file.write_text(settings.to_yaml(config))
     assert build(f"config={file}") == config
@@ -53,13 +55,13 @@ def test_python_dictionaries_and_dotted_keys():
         ("positive.k=3", "did you mean 'positives.k'"),
         ("zzz=3", "psm pretrain --help"),
         ("optim.lr=nan", "optim.lr=nan is not finite"),
-        ("views.crop=[0.1,.inf]", "is not finite"),
+        ("views.crop_scale=[0.1,.inf]", "is not finite"),
         ("epochs=x", "epochs=x is not a whole number"),
         ("epochs=1.5", "epochs=1.5 is not a whole number"),
         ("epochs=", "epochs=none is not a whole number"),
         ("optim.lr=fast", "optim.lr=fast is not a number"),
         ("monitor.knn=maybe", "monitor.knn=maybe is not true/false"),
-        ("views.crop=3", "views.crop=3 is not a list of numbers"),
+        ("views.crop_scale=3", "views.crop_scale=3 is not a list of numbers"),
         ("views=3", "views is a group of keys"),
         ("--epochs", "is not key=value"),
         ("out=???", "out cannot be read"),

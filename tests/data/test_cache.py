@@ -1,9 +1,11 @@
 """The memory-mapped cache: equal to memory, built once, and whole whatever happens while it is built."""
 
 import multiprocessing
+import pickle
 import shutil
 import signal
 import time
+import zlib
 from collections import namedtuple
 from pathlib import Path
 
@@ -14,7 +16,7 @@ from PIL import Image
 
 from psm.config.schema import ImagesConfig
 from psm.data import decode, load_dataset
-from psm.data.cache import Entry
+from psm.data.cache import CacheEntry
 from psm.utils.errors import UserError
 
 FORK = multiprocessing.get_context("fork") if "fork" in multiprocessing.get_all_start_methods() else None
@@ -81,7 +83,7 @@ def test_other_sources_use_it_too(tmp_path, name):
     assert_same(mapped, load_dataset(name, ImagesConfig(**settings), progress=False))
 
 
-def test_changed_files_and_sizes_are_built_anew(root, tmp_path):
+def test_changed_files_and_sizes_are_rebuilt(root, tmp_path):
     cache = tmp_path / "cache"
     before = read(root, cache)
     Image.new("RGB", (12, 12), (9, 9, 9)).save(root / "a" / "00.png")
@@ -94,8 +96,11 @@ def test_changed_files_and_sizes_are_built_anew(root, tmp_path):
     assert read(root, cache, size=10).size == 10
 
 
-@pytest.mark.parametrize("harm", ["shorten", "no manifest", "bad manifest"])
-def test_a_damaged_entry_is_built_anew(root, tmp_path, harm):
+HARMS = ["shorten", "no manifest", "bad manifest", "changed manifest", "no checksums", "changed checksums"]
+
+
+@pytest.mark.parametrize("harm", HARMS)
+def test_a_damaged_entry_is_rebuilt(root, tmp_path, harm):
     cache = tmp_path / "cache"
     read(root, cache)
     for name in entries(cache):
@@ -104,18 +109,74 @@ def test_a_damaged_entry_is_built_anew(root, tmp_path, harm):
                 file.truncate(100)
         elif harm == "no manifest":
             (cache / name / "manifest.json").unlink()
-        else:
+        elif harm == "bad manifest":
             (cache / name / "manifest.json").write_text("{")
+        elif harm == "changed manifest":
+            manifest = (cache / name / "manifest.json").read_text()
+            (cache / name / "manifest.json").write_text(manifest.replace("[]", '[[1, "x"]]').replace("empty", "full"))
+        elif harm == "no checksums":
+            (cache / name / "checksums.bin").unlink()
+        else:
+            overwrite(cache / name / "checksums.bin", 4, b"\0\0\0\0")
     assert_same(read(root, cache), read(root, cache, memory=1.0))
 
 
+def overwrite(file, offset, content):
+    with file.open("r+b") as handle:
+        handle.seek(offset)
+        handle.write(content)
+
+
+@pytest.mark.parametrize("harm", ["zeros", "one bit"])
+def test_damaged_pixels_are_refused_when_first_read(root, tmp_path, harm):
+    """Only the damaged image is: verifying reads nothing that is not asked for."""
+    cache = tmp_path / "cache"
+    before = read(root, cache)
+    whole = before.train.take(torch.arange(len(before.train)))
+    entry = next(
+        cache / name for name in entries(cache) if (cache / name / "pixels.bin").stat().st_size == whole.numel()
+    )
+    damaged = 7
+    image = whole[damaged].numpy().tobytes()
+    changed = bytes(len(image)) if harm == "zeros" else bytes([image[0] ^ 1])
+    overwrite(entry / "pixels.bin", damaged * len(image), changed)
+    data = read(root, cache)
+    others = torch.tensor([i for i in range(len(data.train)) if i != damaged])
+    assert torch.equal(data.train.take(others), whole[others])
+    with pytest.raises(UserError, match=rf"{entry}/pixels.bin is damaged: image 7 .*Remove the folder {entry} "):
+        data.train.take(torch.tensor([3, damaged]))
+    shutil.rmtree(entry)
+    assert_same(read(root, cache), read(root, cache, memory=1.0))
+
+
+def test_each_image_is_verified_once(root, tmp_path, monkeypatch):
+    read(root, tmp_path / "cache")
+    verified = []
+    crc32 = zlib.crc32
+    data = read(root, tmp_path / "cache")
+    monkeypatch.setattr(zlib, "crc32", lambda content: verified.append(content) or crc32(content))
+    for _ in range(2):
+        data.train.take(torch.tensor([0, 5, 5]))
+    assert len(verified) == 2
+
+
+def test_a_mapped_store_is_pickled_by_the_name_of_its_file(root, tmp_path):
+    """Another process maps the file, rather than receiving all of its pixels."""
+    train = read(root, tmp_path / "cache").train
+    sent = pickle.dumps(train)
+    assert len(sent) < train.take(torch.arange(len(train))).numel()
+    again = pickle.loads(sent)
+    assert again.mapped
+    assert torch.equal(again.take(torch.arange(len(train))), train.take(torch.arange(len(train))))
+
+
 def test_a_failed_build_leaves_nothing(tmp_path):
-    def windows():
+    def chunks():
         yield np.zeros((3, 3, 8, 8), dtype=np.uint8), []
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        Entry(tmp_path, "name", 8).open(windows, 1000)
+        CacheEntry(tmp_path, "name", 8).open(chunks, 1000)
     assert entries(tmp_path) == []
 
 
@@ -129,12 +190,12 @@ def test_a_full_disk_is_refused_before_any_work(root, tmp_path, monkeypatch):
 
 
 def test_a_disk_that_fills_up_on_the_way(tmp_path):
-    def windows():
+    def chunks():
         raise OSError(28, "No space left on device")
         yield
 
     with pytest.raises(UserError, match=r"No space left.*images.cache"):
-        Entry(tmp_path, "name", 8).open(windows, 1000)
+        CacheEntry(tmp_path, "name", 8).open(chunks, 1000)
     assert entries(tmp_path) == []
 
 

@@ -6,8 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from psm.data import splits as choosing
-from psm.data import ImageDataset, ImageStore
+from psm.data import ImageDataset, ImageStore, splits
 
 
 @pytest.fixture(params=["memory", "mapped"])
@@ -64,7 +63,7 @@ def test_data_set_says_its_size_and_whether_it_is_labeled():
 @given(st.lists(st.integers(0, 4), min_size=2, max_size=80), st.integers(2, 90))
 def test_a_limit_is_even_over_classes(labels, limit):
     labels = np.array(labels)
-    kept = choosing.kept(labels, len(labels), limit)
+    kept = splits.limit_indices(labels, len(labels), limit)
     assert len(kept) == min(limit, len(labels))
     assert np.array_equal(kept, np.unique(kept))
     have, got = np.bincount(labels, minlength=5), np.bincount(labels[kept], minlength=5)
@@ -75,29 +74,29 @@ def test_a_limit_is_even_over_classes(labels, limit):
 @given(st.integers(2, 60), st.integers(2, 60))
 def test_a_smaller_limit_picks_a_subset(first, second):
     labels = np.arange(60) % 7
-    small, large = (set(choosing.kept(labels, 60, limit)) for limit in sorted((first, second)))
+    small, large = (set(splits.limit_indices(labels, 60, limit)) for limit in sorted((first, second)))
     assert small <= large
-    unlabeled = [set(choosing.kept(None, 60, limit)) for limit in sorted((first, second))]
+    unlabeled = [set(splits.limit_indices(None, 60, limit)) for limit in sorted((first, second))]
     assert unlabeled[0] <= unlabeled[1]
     assert len(unlabeled[0]) == min(first, second)
 
 
 def test_a_limit_does_not_just_take_the_first():
-    assert choosing.kept(None, 1000, 100).max() > 500
+    assert splits.limit_indices(None, 1000, 100).max() > 500
 
 
 @given(st.lists(st.integers(0, 3), min_size=2, max_size=90), st.floats(0.05, 0.95))
 def test_the_held_out_share_of_every_class(labels, share):
     labels = np.array(labels)
-    mask = choosing.held_out(labels, share)
+    mask = splits.held_out_mask(labels, share)
     for number in set(labels):
         size, held = (labels == number).sum(), mask[labels == number].sum()
         assert held == min(max(round(size * share), 1), size - 1)
-    assert np.array_equal(mask, choosing.held_out(labels, share))
+    assert np.array_equal(mask, splits.held_out_mask(labels, share))
 
 
 def test_the_paper_split_of_a_class_of_500_holds_out_50():
     labels = np.repeat(np.arange(4), 500)
-    mask = choosing.held_out(labels, 0.1)
+    mask = splits.held_out_mask(labels, 0.1)
     assert [mask[labels == number].sum() for number in range(4)] == [50] * 4
     assert len({tuple(np.flatnonzero(mask[labels == number])) for number in range(4)}) == 4

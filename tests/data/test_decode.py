@@ -108,7 +108,7 @@ def test_orientation_is_applied(tmp_path, orientation, ending):
     upright = Image.fromarray(GRADIENT)
     if orientation > 1:
         upright = upright.transpose(Image.Transpose(methods[orientation - 1]))
-    expected = np.asarray(decode.fitted(upright, 16)).transpose(2, 0, 1)
+    expected = np.asarray(decode.center_square(upright, 16)).transpose(2, 0, 1)
     assert np.array_equal(decode.decode(path, 16), expected)
 
 
@@ -132,7 +132,7 @@ def test_fit_against_resizing_the_whole_and_cropping(width, height):
     whole = image.resize((round(width * scale), round(height * scale)), Image.Resampling.LANCZOS)
     left, top = (whole.width - 16) // 2, (whole.height - 16) // 2
     expected = np.asarray(whole.crop((left, top, left + 16, top + 16))).astype(int)
-    assert np.abs(np.asarray(decode.fitted(image, 16)).astype(int) - expected).max() <= 1
+    assert np.abs(np.asarray(decode.center_square(image, 16)).astype(int) - expected).max() <= 1
 
 
 def test_a_long_thin_image_needs_little_memory(tmp_path):
@@ -147,7 +147,7 @@ def test_jpeg_draft_stays_close_to_the_full_decode(tmp_path):
         tmp_path / "x.jpg", quality=95
     )
     with Image.open(tmp_path / "x.jpg") as image:
-        full = np.asarray(decode.fitted(image.convert("RGB"), 32)).transpose(2, 0, 1)
+        full = np.asarray(decode.center_square(image.convert("RGB"), 32)).transpose(2, 0, 1)
     assert np.abs(decode.decode(tmp_path / "x.jpg", 32).astype(int) - full).max() <= 3
 
 
@@ -173,7 +173,7 @@ def test_files_that_hold_no_image(tmp_path, recwarn):
         "large.png": (png_claiming(11_000, 10_000), "11000 x 10000 pixels"),
         "page.jpg": (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "not an image"),
     }
-    with decode.quietly():
+    with decode.quiet_pillow():
         for name, (content, reason) in bad.items():
             (tmp_path / name).write_bytes(content)
             with pytest.raises(decode.Unreadable, match=reason):

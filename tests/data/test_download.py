@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from psm.config.schema import ImagesConfig
-from psm.data import registry as catalog
 from psm.data import download, load_dataset
+from psm.data import registry as catalog
 from psm.data.registry import Archive
 from psm.utils.errors import UserError
 

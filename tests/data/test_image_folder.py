@@ -1,6 +1,7 @@
 """Folders of images: layouts, labels, sizes, unreadable files, and odd file systems."""
 
 import os
+import shutil
 
 import numpy as np
 import pytest
@@ -8,7 +9,7 @@ import torch
 from PIL import Image
 
 from psm.config.schema import ImagesConfig
-from psm.data import load_dataset
+from psm.data import decode, image_folder, load_dataset
 from psm.utils.errors import UserError
 
 
@@ -206,6 +207,51 @@ def test_links_in_a_circle_end(tmp_path):
     data = read(tmp_path, labels="none", max_unreadable=0.5)
     assert sorted(values(data.train)) == [1, 2]
     assert [file for file, _ in data.unreadable] == ["b/nowhere.png"]
+
+
+@pytest.mark.skipif(os.name == "nt", reason="links need rights on Windows")
+@pytest.mark.parametrize("labels", ["auto", "none"])
+def test_a_link_to_itself_is_skipped(tmp_path, labels):
+    """As a file it is unreadable, under another name it is ignored; beside the class folders too."""
+    for kind in ("a", "b"):
+        for number in range(10):
+            paint(tmp_path / kind / f"{number}.png", number)
+    for name in ("a/loop.png", "a/loop", "loop", "train"):
+        (tmp_path / name).symlink_to(tmp_path / name)
+    data = read(tmp_path, labels=labels)
+    assert data.classes == (("a", "b") if labels == "auto" else ())
+    assert [file for file, _ in data.unreadable] == ["a/loop.png"]
+    assert "symbolic links" in data.unreadable[0][1]
+    assert len(data.train) + (len(data.test) if data.test else 0) == 20
+
+
+def test_a_folder_deleted_while_it_is_read_is_said_to_be(tmp_path, monkeypatch):
+    for number in range(3):
+        paint(tmp_path / "photos" / f"{number}.png", number)
+    decoded = decode.decode
+
+    def delete_first(path, size):
+        shutil.rmtree(path.parent, ignore_errors=True)
+        return decoded(path, size)
+
+    monkeypatch.setattr(decode, "decode", delete_first)
+    with pytest.raises(UserError, match=r"photos does not exist any more; it was deleted while it was read"):
+        read(tmp_path / "photos")
+
+
+@pytest.mark.parametrize("moment", ["split folders", "files"])
+def test_a_folder_deleted_before_it_is_listed_is_said_to_be(tmp_path, monkeypatch, moment):
+    paint(tmp_path / "photos" / "x.png")
+    name = "_split_folders" if moment == "split folders" else "_listed"
+    listed = getattr(image_folder, name)
+
+    def delete_first(root, *rest):
+        shutil.rmtree(root)
+        return listed(root, *rest)
+
+    monkeypatch.setattr(image_folder, name, delete_first)
+    with pytest.raises(UserError, match="does not exist any more"):
+        read(tmp_path / "photos")
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes here")

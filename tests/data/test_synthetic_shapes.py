@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from psm.config.schema import ImagesConfig
-from psm.data import synthetic_shapes as shapes
 from psm.data import load_dataset
+from psm.data import synthetic_shapes as shapes
 
 
 @pytest.fixture(scope="module")

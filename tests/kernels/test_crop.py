@@ -11,7 +11,7 @@ from helpers import compiled, using
 from psm.config.schema import ViewsConfig
 from psm.kernels import crop as crops
 from psm.kernels import runtime as processor
-from psm.views.transform import LUMA, Views, coloring, crop_boxes
+from psm.views.transform import LUMA, Views
 
 MEAN, STD = (0.5, 0.4, 0.3), (0.25, 0.2, 0.3)
 
@@ -51,7 +51,7 @@ def made(views, images, way=None, channels_last=False, draws=None):
     threads=st.integers(1, 3),
 )
 def test_views_are_those_of_torch(count, height, width, size, later, crop, channels_last, threads):
-    views = Views(ViewsConfig(size=size, crop=crop, **({"blur": 0.0} | later)), size, MEAN, STD)
+    views = Views(ViewsConfig(size=size, crop_scale=crop, **({"blur": 0.0} | later)), size, MEAN, STD)
     images = images_of(count, height, width)
     with using(threads):
         assert crops.apply_to(images, size)
@@ -68,7 +68,7 @@ def test_views_are_those_of_torch(count, height, width, size, later, crop, chann
 @compiled
 def test_most_of_a_large_image_goes_into_a_small_view():
     """Every pixel counts: many of them for each place."""
-    views = Views(ViewsConfig(size=3, crop=[0.9, 1.0], ratio=[0.5, 2.0], blur=0.0), 3, MEAN, STD)
+    views = Views(ViewsConfig(size=3, crop_scale=[0.9, 1.0], crop_ratio=[0.5, 2.0], blur=0.0), 3, MEAN, STD)
     for images in (slopes(4, 700, 513), slopes(4, 1, 900), slopes(4, 900, 2), slopes(2, 4096, 4096)):
         torch.testing.assert_close(made(views, images), made(views, images, False), atol=5e-4, rtol=0)
 
@@ -87,16 +87,18 @@ def test_three_views_in_several_parts_of_images_that_lie_apart(blur):
 def test_draws_that_images_share_and_boxes_that_are_none():
     views, images = Views(ViewsConfig(), 32, MEAN, STD), images_of(4, 32, 32)
     draws = views.sample_params(4, torch.Generator().manual_seed(1))
-    shared = replace(draws, brightness=torch.ones(2, 1), contrast=torch.full((2, 1), 0.5), place=draws.place[:, :1])
-    shared = replace(shared, area=draws.area[:, :1], ratio=draws.ratio[:, :1])
+    shared = replace(
+        draws, brightness=torch.ones(2, 1), contrast=torch.full((2, 1), 0.5), crop_position=draws.crop_position[:, :1]
+    )
+    shared = replace(shared, crop_scale=draws.crop_scale[:, :1], crop_ratio=draws.crop_ratio[:, :1])
     found, expected = (made(views, images, way, draws=shared) for way in (None, False))
     torch.testing.assert_close(found, expected, atol=2e-4, rtol=0)
     for wrong in (-0.5, torch.nan):  # nothing outside the image is read
-        place = draws.place.clone()
+        place = draws.crop_position.clone()
         place[1, 2] = wrong
-        area = draws.area.clone()
+        area = draws.crop_scale.clone()
         area[1, 2] = 0.3
-        found = made(views, images, draws=replace(draws, place=place, area=area))
+        found = made(views, images, draws=replace(draws, crop_position=place, crop_scale=area))
         assert found[1, 2].isnan().all()
         assert found.isnan().flatten(2).any(2).sum() == 1
 
@@ -132,9 +134,9 @@ def test_neither_default_type_nor_device_changes_it():
 
 def crops_of(views, images, draws):
     """What ``crops.make`` is given."""
-    box = crop_boxes(draws, *images.shape[2:], views.config.ratio)
+    box = draws.boxes(*images.shape[2:], views.settings.crop_ratio)
     empty = torch.empty(2, len(images), 3, 32, 32, dtype=torch.float32)
-    return empty, images, box, draws.flip, coloring(draws, images.device), (LUMA, MEAN, STD)
+    return empty, images, box, draws.flip, draws.colors(), (LUMA, MEAN, STD)
 
 
 def test_other_images_go_by_torch(monkeypatch):

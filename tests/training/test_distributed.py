@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from psm.data.loader import share
+from psm.data.loader import rank_slice
 from psm.methods import METHODS, get_method
 from psm.mining.memory_bank import MemoryBank
 from psm.models.heads import prediction_head, projection_head
@@ -57,7 +57,7 @@ def train(method, rank, world):
         sync_batchnorm(step.networks, torch.device("cpu"))
     wrapped = DistributedDataParallel(step) if world > 1 else step
     optimizer = torch.optim.SGD([p for p in step.parameters() if p.requires_grad], lr=0.1)
-    mine, seen = share(BATCH, rank, world), []
+    mine, seen = rank_slice(BATCH, rank, world), []
     for index in range(STEPS):
         random = torch.Generator().manual_seed(index)
         views = torch.randn(2, BATCH, 3, 6, 6, generator=random, dtype=torch.float64)
@@ -121,7 +121,7 @@ def chunked(method, rank, world, order, chunk):
         sync_batchnorm(step.networks, torch.device("cpu"))
     wrapped = DistributedDataParallel(step) if world > 1 else step
     views = torch.randn(2, BATCH, 3, 6, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    mine = torch.tensor(order)[share(BATCH, rank, world)]
+    mine = torch.tensor(order)[rank_slice(BATCH, rank, world)]
     loss, _, _ = wrapped(views[:, mine], mine, None, chunk)
     loss.backward()
     gradients = {n: p.grad for n, p in step.named_parameters() if p.grad is not None}

@@ -18,7 +18,6 @@ import psm
 from psm.config import merge as settings
 from psm.config.schema import ImagesConfig, PretrainConfig, ViewsConfig
 from psm.data import ImageDataset, ImageStore, load_dataset
-from psm.data.loader import Batches
 from psm.losses.contrastive import ContrastiveLoss
 from psm.methods.build import build_networks
 from psm.training.health import divergence, feature_health, health_warnings
@@ -563,32 +562,6 @@ def test_short_sets(tmp_path, small):
     with pytest.raises(UserError, match="at least 2"):
         psm.pretrain(tmp_path / "b", data=data(1), **small)
     assert not (tmp_path / "b").exists()
-
-
-def test_batches_cover_the_epoch_and_follow_the_step():
-    images = ImageStore(torch.arange(11, dtype=torch.uint8).view(11, 1, 1, 1).expand(11, 3, 2, 2).clone())
-    batches = Batches(images, 3, seed=5)
-    epoch = list(batches)
-    ids = torch.cat([b.ids for b in epoch])
-    assert len(epoch) == len(batches) == 3
-    assert len(ids.unique()) == 9
-    assert all(torch.equal(b.images[:, 0, 0, 0].long(), b.ids) for b in epoch)
-    later = list(Batches(images, 3, seed=5, step=lambda: 1))
-    assert [b.step for b in later] == [1, 2]
-    assert torch.equal(later[0].ids, epoch[1].ids)
-    following = list(Batches(images, 3, seed=5, step=lambda: 3))
-    assert following[0].step == 3
-    assert not torch.equal(torch.cat([b.ids for b in following]), ids)
-
-
-def test_shares_of_a_batch_join_to_the_batch():
-    images = ImageStore(torch.randint(0, 255, (20, 3, 2, 2), dtype=torch.uint8))
-    whole = list(Batches(images, 6, seed=5))
-    parts = [list(Batches(images, 6, seed=5, rank=rank, world=2)) for rank in range(2)]
-    for step, batch in enumerate(whole):
-        assert torch.equal(batch.ids, torch.cat([part[step].ids for part in parts]))
-    with pytest.raises(ValueError, match="evenly"):
-        Batches(images, 5, seed=0, world=2)
 
 
 def test_bank_is_filled_once_after_both_directions(tmp_path, small, monkeypatch):

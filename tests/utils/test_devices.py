@@ -8,7 +8,7 @@ import psm.losses.chunked
 import psm.utils.devices
 from psm.config.schema import OptimConfig, ViewsConfig
 from psm.data import ImageStore
-from psm.data.loader import Batches
+from psm.data.loader import BatchLoader
 from psm.methods import METHODS, get_method
 from psm.mining.memory_bank import MemoryBank
 from psm.models.factory import create_encoder
@@ -107,23 +107,9 @@ def images(count=20):
     )
 
 
-@pytest.mark.parametrize("free", [20 * 48 * 2, 20 * 48 * 2 - 1])
-def test_images_live_on_the_device_when_they_fit_in_half_of_it(free, monkeypatch):
-    monkeypatch.setattr(psm.utils.devices, "free_bytes", lambda device: free)
-    held = Batches(images(), 8, seed=3, device="cpu")
-    assert (held.held is not None) == (free == 20 * 48 * 2)
-    monkeypatch.undo()
-    plain = Batches(images(), 8, seed=3)
-    assert plain.held is None
-    for one, other in zip(held, plain, strict=True):
-        assert one.step == other.step
-        assert torch.equal(one.ids, other.ids)
-        assert torch.equal(one.images, other.images)
-
-
 def test_images_on_a_device_are_taken_there(monkeypatch):
     monkeypatch.setattr(psm.utils.devices, "free_bytes", lambda device: 10**9)
-    batches = Batches(images(), 8, seed=3, device="meta")
+    batches = BatchLoader(images(), 8, seed=3, device="meta")
     iterator = iter(batches)
     first = next(iterator)
     with Copies() as copies:

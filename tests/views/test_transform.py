@@ -1,6 +1,7 @@
 """Views against slow references: scalar crops, interpolation of the cut-out box, color changes one after another."""
 
 import math
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields, replace
 from itertools import permutations
 
@@ -14,11 +15,13 @@ from torch.nn import functional
 from psm.config.schema import ViewsConfig
 from psm.kernels import crop as crops
 from psm.utils.errors import UserError
-from psm.views.transform import LUMA, AugmentParams, Views, blurred, channel_statistics, crop_boxes, cropped, recolored
+from psm.views.functional import LUMA, adjust_color, gaussian_blur, resized_crop
+from psm.views.transform import AugmentParams, Views
 
 ZERO, ONE = (0.0, 0.0, 0.0), (1.0, 1.0, 1.0)  # a normalization that changes nothing
-NEVER = {"flip": 0.0, "jitter": 0.0, "grayscale": 0.0, "blur": 0.0, "solarize": 0.0}
-WHOLE = {"crop": [1.0, 1.0], "ratio": [1.0, 1.0]}
+NEVER = {"flip": 0.0, "color_jitter": 0.0, "grayscale": 0.0, "blur": 0.0, "solarize": 0.0}
+EVERYTHING = {"blur": 0.5, "solarize": 0.3}
+WHOLE = {"crop_scale": [1.0, 1.0], "crop_ratio": [1.0, 1.0]}
 
 
 @pytest.fixture(autouse=True, params=["compiled", "by torch"])
@@ -41,8 +44,12 @@ def plain_views(size: int = 32, **changes) -> Views:
 
 
 def neutral(count: int) -> AugmentParams:
-    """The draws of one view that changes nothing."""
+    """Parameters of one view that changes nothing."""
     return plain_views(**NEVER, **WHOLE).sample_params(count, generator(), views=1).views()[0]
+
+
+def recolored(pixels: torch.Tensor, params: AugmentParams) -> torch.Tensor:
+    return adjust_color(pixels, *params.colors())
 
 
 def luma(pixels: torch.Tensor) -> torch.Tensor:
@@ -83,21 +90,24 @@ def reference_box(areas, ratios, place, height, width, limits):
     ("height", "width", "changes"),
     [
         (32, 32, {}),
-        (96, 96, {"crop": [0.08, 1.0]}),
-        (20, 50, {"crop": [0.6, 1.0]}),
-        (50, 20, {"crop": [0.9, 1.0]}),
-        (33, 32, {"crop": [0.99, 1.0], "ratio": [2.0, 3.0]}),
+        (96, 96, {"crop_scale": [0.08, 1.0]}),
+        (20, 50, {"crop_scale": [0.6, 1.0]}),
+        (50, 20, {"crop_scale": [0.9, 1.0]}),
+        (33, 32, {"crop_scale": [0.99, 1.0], "crop_ratio": [2.0, 3.0]}),
     ],
 )
 def test_boxes_equal_the_scalar_rule(height, width, changes):
     views = plain_views(**changes)
-    draws = views.sample_params(1000, generator(), views=1).views()[0]
-    limits = views.config.ratio
-    found = torch.stack(crop_boxes(draws, height, width, limits), dim=1).tolist()
+    params = views.sample_params(1000, generator(), views=1).views()[0]
+    limits = views.settings.crop_ratio
+    found = torch.stack(params.boxes(height, width, limits), dim=1).tolist()
     compared = 0
     for index, box in enumerate(found):
         expected = reference_box(
-            *(part[index].tolist() for part in (draws.area, draws.ratio, draws.place)), height, width, limits
+            *(part[index].tolist() for part in (params.crop_scale, params.crop_ratio, params.crop_position)),
+            height,
+            width,
+            limits,
         )
         if expected is not None:
             compared += 1
@@ -107,8 +117,8 @@ def test_boxes_equal_the_scalar_rule(height, width, changes):
 
 def test_boxes_have_the_distribution_of_areas_ratios_and_places():
     size = 1000  # rounding to pixels is negligible
-    draws = plain_views(crop=[0.2, 0.7]).sample_params(20_000, generator(), views=1).views()[0]
-    top, left, height, width = crop_boxes(draws, size, size, [3 / 4, 4 / 3])
+    params = plain_views(crop_scale=[0.2, 0.7]).sample_params(20_000, generator(), views=1).views()[0]
+    top, left, height, width = params.boxes(size, size, [3 / 4, 4 / 3])
     area, log_ratio = height * width / size**2, (width / height).log()
     assert 0.199 < area.min() < 0.201
     assert 0.699 < area.max() < 0.701
@@ -128,9 +138,9 @@ def test_boxes_have_the_distribution_of_areas_ratios_and_places():
 
 
 def test_a_place_just_below_one_stays_inside():
-    draws = neutral(1)
-    draws = replace(draws, area=torch.full((1, 10), 0.25), place=torch.full((1, 2), 1 - 2**-24))
-    top, left, height, width = crop_boxes(draws, 64, 64, [1.0, 1.0])
+    params = neutral(1)
+    params = replace(params, crop_scale=torch.full((1, 10), 0.25), crop_position=torch.full((1, 2), 1 - 2**-24))
+    top, left, height, width = params.boxes(64, 64, [1.0, 1.0])
     assert (top, left, height, width) == (32, 32, 32, 32)
 
 
@@ -145,7 +155,7 @@ def test_a_crop_is_the_interpolation_of_its_box(data, height, width, size):
     )
     flip = data.draw(st.booleans())
     box = tuple(torch.tensor([float(number)]) for number in (top, left, box_height, box_width))
-    view = cropped(pixels, box, torch.tensor([flip]), size)
+    view = resized_crop(pixels, box, torch.tensor([flip]), size)
     cut = pixels[:, :, top : top + box_height, left : left + box_width]
     expected = functional.interpolate(cut, (size, size), mode="bilinear", antialias=True, align_corners=False)
     torch.testing.assert_close(view, expected.flip(3) if flip else expected, atol=2e-5, rtol=0)
@@ -160,10 +170,10 @@ def test_a_whole_crop_of_the_same_size_is_the_image():
 
 def test_flips_happen_at_their_rate_and_mirror_columns():
     views = plain_views(**NEVER | {"flip": 0.3}, **WHOLE)
-    draws = views.sample_params(4000, generator())
-    assert_rate(draws.flip, 0.3)
+    params = views.sample_params(4000, generator())
+    assert_rate(params.flip, 0.3)
     images = random_images(50)
-    few = draws[:50]
+    few = params[:50]
     result = views.apply(images, few)
     pixels = images.float() / 255
     expected = torch.where(few.flip[:, :, None, None, None], pixels.flip(3), pixels)
@@ -205,14 +215,14 @@ def test_saturation_keeps_luma():
 
 def test_hue_keeps_the_mean_of_channels_and_the_distance_from_gray():
     pixels = muted_pixels()
-    result = recolored(pixels, replace(neutral(6), turn=torch.linspace(-0.5, 0.4, 6)))
+    result = recolored(pixels, replace(neutral(6), hue=torch.linspace(-0.5, 0.4, 6)))
     torch.testing.assert_close(result.mean(1), pixels.mean(1))
     torch.testing.assert_close(result.var(1), pixels.var(1))
 
 
 def test_hue_of_no_turn_or_a_full_one_is_the_identity_and_a_third_passes_channels_on():
     pixels = muted_pixels(3)
-    result = recolored(pixels, replace(neutral(3), turn=torch.tensor([0.0, 1.0, 1 / 3])))
+    result = recolored(pixels, replace(neutral(3), hue=torch.tensor([0.0, 1.0, 1 / 3])))
     torch.testing.assert_close(result[:2], pixels[:2], atol=1e-6, rtol=0)
     red, green, blue = pixels[2]
     torch.testing.assert_close(result[2], torch.stack([blue, red, green]), atol=1e-6, rtol=0)
@@ -234,7 +244,7 @@ def test_all_color_changes_equal_one_after_another_in_any_order():
     result = recolored(
         pixels,
         replace(
-            neutral(6), brightness=brightness, contrast=contrast, saturation=saturation, turn=turn, grayscale=grayscale
+            neutral(6), brightness=brightness, contrast=contrast, saturation=saturation, hue=turn, grayscale=grayscale
         ),
     )
     axis = torch.ones(3, dtype=torch.float64) / math.sqrt(3)
@@ -276,15 +286,15 @@ def test_colors_are_cut_off_at_black_and_white():
 
 
 def test_jitter_and_grayscale_are_drawn_at_their_rates_within_their_ranges():
-    draws = plain_views().sample_params(5000, generator())
-    jittered = draws.brightness != 1
+    params = plain_views().sample_params(5000, generator())
+    jittered = params.brightness != 1
     assert_rate(jittered, 0.8)
-    assert_rate(draws.grayscale, 0.2)
+    assert_rate(params.grayscale, 0.2)
     for values, low, high, idle in (
-        (draws.brightness, 0.6, 1.4, 1),
-        (draws.contrast, 0.6, 1.4, 1),
-        (draws.saturation, 0.6, 1.4, 1),
-        (draws.turn, -0.1, 0.1, 0),
+        (params.brightness, 0.6, 1.4, 1),
+        (params.contrast, 0.6, 1.4, 1),
+        (params.saturation, 0.6, 1.4, 1),
+        (params.hue, -0.1, 0.1, 0),
     ):
         assert (values[~jittered] == idle).all()
         drawn = (values[jittered] - low) / (high - low)
@@ -303,7 +313,7 @@ def test_jitter_and_grayscale_are_drawn_at_their_rates_within_their_ranges():
 def test_blur_equals_a_convolution_of_the_mirrored_image():
     radius, pixels = 6, torch.rand(4, 3, 20, 20, generator=generator())
     sigmas = [0.1, 0.7, 1.3, 2.0]
-    result = blurred(pixels, torch.tensor(sigmas), radius)
+    result = gaussian_blur(pixels, torch.tensor(sigmas), radius)
     for index, sigma in enumerate(sigmas):
         weights = torch.tensor(
             [
@@ -326,20 +336,20 @@ def test_blur_keeps_constants_and_the_mean(size):
     radius = min(6, size)
     sigma = torch.tensor([0.5, 2.0])
     flat = torch.full((2, 3, size, size), 0.3)
-    torch.testing.assert_close(blurred(flat, sigma, radius), flat)
+    torch.testing.assert_close(gaussian_blur(flat, sigma, radius), flat)
     pixels = torch.rand(2, 3, size, size, generator=generator())
-    torch.testing.assert_close(blurred(pixels, sigma, radius).mean((2, 3)), pixels.mean((2, 3)))
+    torch.testing.assert_close(gaussian_blur(pixels, sigma, radius).mean((2, 3)), pixels.mean((2, 3)))
 
 
 def test_a_view_that_drew_no_blur_is_untouched():
     pixels = torch.rand(2, 3, 16, 16, generator=generator())
-    result = blurred(pixels, torch.tensor([0.0, 1.0]), 6)
+    result = gaussian_blur(pixels, torch.tensor([0.0, 1.0]), 6)
     assert torch.equal(result[0], pixels[0])
     assert (result[1] - pixels[1]).abs().mean() > 0.05
 
 
 def test_blur_is_drawn_at_its_rate_within_its_range():
-    sigma = plain_views(blur=0.5).sample_params(5000, generator()).sigma
+    sigma = plain_views(blur=0.5).sample_params(5000, generator()).blur_sigma
     assert_rate(sigma > 0, 0.5)
     drawn = sigma[sigma > 0]
     assert 0.1 <= drawn.min() < 0.12
@@ -351,15 +361,15 @@ def test_apply_blurs_and_solarizes_what_drew_it():
     images = random_images(40)
     pixels = images.float() / 255
     views = plain_views(**NEVER | {"blur": 0.5}, **WHOLE)
-    draws = views.sample_params(40, generator(), views=1)
-    torch.testing.assert_close(views.apply(images, draws)[0], blurred(pixels, draws.sigma[0], 6))
+    params = views.sample_params(40, generator(), views=1)
+    torch.testing.assert_close(views.apply(images, params)[0], gaussian_blur(pixels, params.blur_sigma[0], 6))
 
     views = plain_views(**NEVER | {"solarize": 0.4}, **WHOLE)
     assert_rate(views.sample_params(4000, generator()).solarize, 0.4)
-    draws = views.sample_params(40, generator(), views=1)
+    params = views.sample_params(40, generator(), views=1)
     inverted = torch.where(pixels >= 0.5, 1 - pixels, pixels)
-    expected = torch.where(draws.solarize[0, :, None, None, None], inverted, pixels)
-    torch.testing.assert_close(views.apply(images, draws)[0], expected)
+    expected = torch.where(params.solarize[0, :, None, None, None], inverted, pixels)
+    torch.testing.assert_close(views.apply(images, params)[0], expected)
 
 
 # The whole
@@ -367,7 +377,7 @@ def test_apply_blurs_and_solarizes_what_drew_it():
 
 def everything(size: int = 32, **changes) -> Views:
     """Every step switched on, with a normalization that differs by channel."""
-    config = ViewsConfig(size=size, blur=0.5, solarize=0.3, **changes)
+    config = ViewsConfig(size=size, **EVERYTHING, **changes)
     return Views(config, 32, mean=(0.4, 0.5, 0.6), std=(0.2, 0.25, 0.3))
 
 
@@ -391,30 +401,30 @@ def test_views_have_their_shape_range_and_strides(size, height, width, channels_
 
 def test_channels_last_changes_no_value():
     views, images = everything(), random_images(6)
-    draws = views.sample_params(6, generator())
-    assert torch.equal(views.apply(images, draws), views.apply(images, draws, channels_last=True))
+    params = views.sample_params(6, generator())
+    assert torch.equal(views.apply(images, params), views.apply(images, params, channels_last=True))
 
 
 def test_normalization_comes_last():
     images = random_images(8)
     normalized = everything()
-    bare = Views(normalized.config, 32, ZERO, ONE)
-    draws = bare.sample_params(8, generator())
+    bare = plain_views(**EVERYTHING)
+    params = bare.sample_params(8, generator())
     mean, std = torch.tensor([[0.4, 0.5, 0.6], [0.2, 0.25, 0.3]])[:, :, None, None]
-    torch.testing.assert_close(normalized.apply(images, draws), (bare.apply(images, draws) - mean) / std)
+    torch.testing.assert_close(normalized.apply(images, params), (bare.apply(images, params) - mean) / std)
 
 
-def test_a_image_s_views_depend_on_its_own_draws_alone():
+def test_the_views_of_an_image_depend_on_its_own_params_alone():
     views, images = everything(), random_images(11)
-    draws = views.sample_params(11, generator())
-    whole = views.apply(images, draws)
-    parts = [views.apply(images[part], draws[part]) for part in (slice(0, 4), slice(4, 5), slice(5, 11))]
+    params = views.sample_params(11, generator())
+    whole = views.apply(images, params)
+    parts = [views.apply(images[part], params[part]) for part in (slice(0, 4), slice(4, 5), slice(5, 11))]
     torch.testing.assert_close(torch.cat(parts, dim=1), whole, atol=1e-5, rtol=0)
     order = torch.tensor([3, 1, 10])
-    torch.testing.assert_close(views.apply(images[order], draws[order]), whole[:, order], atol=1e-5, rtol=0)
+    torch.testing.assert_close(views.apply(images[order], params[order]), whole[:, order], atol=1e-5, rtol=0)
 
 
-def test_draws_repeat_with_their_generator_and_differ_between_images_and_views():
+def test_params_repeat_with_their_generator_and_differ_between_images_and_views():
     views = everything()
     first, again, other = (views.sample_params(16, generator(seed)) for seed in (4, 4, 5))
     image = random_images(1).expand(16, -1, -1, -1)
@@ -425,31 +435,57 @@ def test_draws_repeat_with_their_generator_and_differ_between_images_and_views()
     assert not torch.equal(views.apply(image, first), views.apply(image, other))
 
 
-def test_one_probability_changed_leaves_the_other_draws_alone():
+def test_one_probability_changed_leaves_the_other_params_alone():
     without, with_blur = (plain_views(blur=blur).sample_params(50, generator()) for blur in (0.0, 0.9))
     for field in fields(AugmentParams):
         same = torch.equal(getattr(without, field.name), getattr(with_blur, field.name))
-        assert same == (field.name != "sigma")
+        assert same == (field.name != "blur_sigma")
 
 
-def test_draws_are_sliced_and_moved():
-    draws = everything().sample_params(7, generator(), views=3)
-    assert len(draws) == 7
-    assert len(draws[2:5]) == 3
-    assert torch.equal(draws[2:5].area, draws.area[:, 2:5])
-    mine = everything().sample_params(7, generator(), views=3, share=slice(2, 5))
-    assert torch.equal(mine.area, draws.area[:, 2:5])
+def test_params_are_sliced_and_moved():
+    params = everything().sample_params(7, generator(), views=3)
+    assert len(params) == 7
+    assert len(params[2:5]) == 3
+    assert torch.equal(params[2:5].crop_scale, params.crop_scale[:, 2:5])
+    mine = everything().sample_params(7, generator(), views=3, rows=slice(2, 5))
+    assert torch.equal(mine.crop_scale, params.crop_scale[:, 2:5])
     moved = everything().sample_params(7, generator(), views=3, device="meta")
     assert {getattr(moved, field.name).device.type for field in fields(moved)} == {"meta"}
-    assert [torch.equal(part.turn, draws.turn[index]) for index, part in enumerate(draws.views())] == [True] * 3
+    assert [torch.equal(part.hue, params.hue[index]) for index, part in enumerate(params.views())] == [True] * 3
+
+
+def test_threads_under_another_default_dtype_sample_float32_and_never_change_it(monkeypatch):
+    """The default dtype is global: changing it around a draw would change it for every other thread too."""
+    views, images = everything(48), random_images(6)
+
+    def sample(seed: int) -> tuple[AugmentParams, torch.Tensor, torch.Tensor]:
+        params = views.sample_params(6, generator(seed))
+        return params, views.apply(images, params), views.plain(images)
+
+    with ThreadPoolExecutor(2) as pool:
+        expected = list(pool.map(sample, range(20)))
+        torch.set_default_dtype(torch.float64)
+        set_default, calls = torch.set_default_dtype, []
+        monkeypatch.setattr(torch, "set_default_dtype", calls.append)
+        try:
+            found = list(pool.map(sample, range(20)))
+        finally:
+            set_default(torch.float32)
+    assert calls == []
+    for (params, *batches), (expected_params, *expected_batches) in zip(found, expected, strict=True):
+        values = [getattr(params, field.name) for field in fields(params)]
+        assert {x.dtype for x in values} == {torch.float32, torch.bool}
+        assert all(map(torch.equal, values, (getattr(expected_params, field.name) for field in fields(params))))
+        assert [x.dtype for x in batches] == [torch.float32] * 2
+        assert all(map(torch.equal, batches, expected_batches))
 
 
 def test_autocast_changes_nothing():
     views, images = everything(48), random_images(6)
-    draws = views.sample_params(6, generator())
-    outside, plain = views.apply(images, draws), views.plain(images)
+    params = views.sample_params(6, generator())
+    outside, plain = views.apply(images, params), views.plain(images)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        inside, plain_inside = views.apply(images, draws), views.plain(images)
+        inside, plain_inside = views.apply(images, params), views.plain(images)
     assert inside.dtype == plain_inside.dtype == torch.float32
     assert torch.equal(inside, outside)
     assert torch.equal(plain_inside, plain)
@@ -458,12 +494,12 @@ def test_autocast_changes_nothing():
 def test_nothing_waits_for_a_value():
     """With fake tensors, which have shapes and no values, whatever would need a value on the host raises."""
     views, images = everything(), random_images(6)
-    draws = views.sample_params(6, generator())
-    views.apply(images, draws)  # constants are made once, before
+    params = views.sample_params(6, generator())
+    views.apply(images, params)  # constants are made once, before
     with FakeTensorMode() as mode:
-        fake = AugmentParams(*(mode.from_tensor(getattr(draws, field.name)) for field in fields(draws)))
+        fake = AugmentParams(*(mode.from_tensor(getattr(params, field.name)) for field in fields(params)))
         with pytest.raises(DataDependentOutputException):
-            fake.area.max().item()
+            fake.crop_scale.max().item()
         mode.allow_non_fake_inputs = True
         assert views.apply(mode.from_tensor(images), fake).shape == (2, 6, 3, 32, 32)
 
@@ -471,11 +507,11 @@ def test_nothing_waits_for_a_value():
 def test_the_number_of_images_and_their_strides_do_not_matter():
     views = everything(200)  # large enough to be made in several parts
     images = random_images(13)
-    draws = views.sample_params(13, generator())
-    result = views.apply(images, draws)
-    assert torch.equal(views.apply(images.contiguous(memory_format=torch.channels_last), draws), result)
-    torch.testing.assert_close(views.apply(images[12:], draws[12:]), result[:, 12:], atol=1e-5, rtol=0)
-    assert views.apply(images[:0], draws[:0]).shape == (2, 0, 3, 200, 200)
+    params = views.sample_params(13, generator())
+    result = views.apply(images, params)
+    assert torch.equal(views.apply(images.contiguous(memory_format=torch.channels_last), params), result)
+    torch.testing.assert_close(views.apply(images[12:], params[12:]), result[:, 12:], atol=1e-5, rtol=0)
+    assert views.apply(images[:0], params[:0]).shape == (2, 0, 3, 200, 200)
 
 
 def test_the_images_are_left_as_they_are():
@@ -510,16 +546,22 @@ def test_plain_only_resizes_and_normalizes(size):
     ],
 )
 def test_auto_goes_by_the_size_of_a_view(size, held, preset, blur):
-    config = Views(ViewsConfig(size=size), held, ZERO, ONE).config
+    config = Views(ViewsConfig(size=size), held, ZERO, ONE).settings
     assert (config.preset, config.blur) == (preset, blur)
     assert config.size == (size or held)
 
 
 def test_a_set_value_overrides_the_preset_and_the_given_configuration_stays():
-    given_config = ViewsConfig(preset="large", blur=0.0, crop=[0.5, 0.9])
-    config = Views(given_config, 32, ZERO, ONE).config
-    assert (config.blur, config.crop, config.jitter, config.brightness, config.hue) == (0.0, [0.5, 0.9], 0.8, 0.4, 0.1)
-    assert given_config == ViewsConfig(preset="large", blur=0.0, crop=[0.5, 0.9])
+    given_config = ViewsConfig(preset="large", blur=0.0, crop_scale=[0.5, 0.9])
+    config = Views(given_config, 32, ZERO, ONE).settings
+    assert (config.blur, config.crop_scale, config.color_jitter, config.brightness, config.hue) == (
+        0.0,
+        [0.5, 0.9],
+        0.8,
+        0.4,
+        0.1,
+    )
+    assert given_config == ViewsConfig(preset="large", blur=0.0, crop_scale=[0.5, 0.9])
 
 
 @pytest.mark.parametrize(
@@ -527,24 +569,24 @@ def test_a_set_value_overrides_the_preset_and_the_given_configuration_stays():
     [
         ({"preset": "huge"}, "views.preset is 'huge'; use small, large or auto"),
         ({"size": 0}, "views.size is 0"),
-        ({"crop": [0.0, 1.0]}, r"views.crop is \[0.0, 1.0\]; it must be two numbers"),
-        ({"crop": [0.2, 1.1]}, "views.crop"),
-        ({"crop": [0.8, 0.3]}, "views.crop"),
-        ({"crop": [0.3]}, "views.crop"),
-        ({"crop": 0.3}, "views.crop"),
-        ({"crop": ["0.2", "1"]}, "views.crop"),
-        ({"ratio": [0.0, 1.0]}, "views.ratio"),
-        ({"ratio": [1.0, math.inf]}, "views.ratio"),
+        ({"crop_scale": [0.0, 1.0]}, r"views.crop_scale is \[0.0, 1.0\]; it must be two numbers"),
+        ({"crop_scale": [0.2, 1.1]}, "views.crop_scale"),
+        ({"crop_scale": [0.8, 0.3]}, "views.crop_scale"),
+        ({"crop_scale": [0.3]}, "views.crop_scale"),
+        ({"crop_scale": 0.3}, "views.crop_scale"),
+        ({"crop_scale": ["0.2", "1"]}, "views.crop_scale"),
+        ({"crop_ratio": [0.0, 1.0]}, "views.crop_ratio"),
+        ({"crop_ratio": [1.0, math.inf]}, "views.crop_ratio"),
         ({"flip": -0.1}, "views.flip is -0.1; it must be a probability from 0 to 1"),
-        ({"jitter": 1.5}, "views.jitter"),
+        ({"color_jitter": 1.5}, "views.color_jitter"),
         ({"grayscale": math.nan}, "views.grayscale"),
         ({"blur": "often"}, "views.blur is 'often'"),
         ({"solarize": True}, "views.solarize"),
         ({"brightness": -1.0}, "views.brightness"),
         ({"contrast": math.inf}, "views.contrast"),
         ({"saturation": -0.4}, "views.saturation"),
-        ({"hue": 0.6}, "views.hue is 0.6; it must be a share of a turn from 0 to 0.5"),
-        ({"sigma": [0.0, 2.0]}, "views.sigma"),
+        ({"hue": 0.6}, "views.hue is 0.6; it must be a fraction of a turn from 0 to 0.5"),
+        ({"blur_sigma": [0.0, 2.0]}, "views.blur_sigma"),
     ],
 )
 def test_a_value_out_of_range_is_refused_by_name(changes, says):
@@ -560,55 +602,10 @@ def test_a_normalization_that_cannot_be_is_refused(mean, std):
 
 def test_images_of_another_kind_or_number_are_refused():
     views = plain_views()
-    draws = views.sample_params(4, generator())
+    params = views.sample_params(4, generator())
     with pytest.raises(UserError, match=r"float32 of shape \(4, 3, 32, 32\)"):
-        views.apply(torch.rand(4, 3, 32, 32), draws)
+        views.apply(torch.rand(4, 3, 32, 32), params)
     with pytest.raises(UserError, match=r"uint8 of shape \(4, 1, 32, 32\)"):
         views.plain(random_images(4)[:, :1])
-    with pytest.raises(UserError, match="3 images cannot take the draws of 4"):
-        views.apply(random_images(3), draws)
-
-
-# Channel statistics
-
-
-class Held:
-    """The part of a store of images that the statistics need; it remembers what was taken."""
-
-    def __init__(self, images: torch.Tensor):
-        self.images, self.taken = images, []
-
-    def __len__(self) -> int:
-        return len(self.images)
-
-    def take(self, indices: torch.Tensor) -> torch.Tensor:
-        self.taken += indices.tolist()
-        return self.images[indices]
-
-
-def test_statistics_are_those_of_all_images():
-    images = random_images(250, 6, 5) // torch.tensor([1, 2, 3], dtype=torch.uint8)[:, None, None]
-    held = Held(images)
-    mean, std = channel_statistics(held)
-    pixels = images.double() / 255
-    assert mean == pytest.approx(pixels.mean((0, 2, 3)).tolist())
-    assert std == pytest.approx(pixels.std((0, 2, 3), unbiased=False).tolist())
-    assert held.taken == list(range(250))
-
-
-def test_statistics_of_many_images_take_evenly_spaced_ones():
-    held = Held(random_images(1000, 2, 2))
-    channel_statistics(held, limit=251)
-    steps = torch.tensor(held.taken).diff()
-    assert len(held.taken) == 251
-    assert (held.taken[0], held.taken[-1]) == (0, 999)
-    assert steps.min() >= 3
-    assert steps.max() <= 4
-
-
-def test_statistics_of_one_color_can_normalize_and_none_are_refused():
-    mean, std = channel_statistics(Held(torch.full((3, 3, 4, 4), 51, dtype=torch.uint8)))
-    assert mean == pytest.approx((0.2, 0.2, 0.2))
-    assert std == pytest.approx((1 / 255,) * 3)
-    with pytest.raises(UserError, match="no image"):
-        channel_statistics(Held(random_images(0)))
+    with pytest.raises(UserError, match="3 images were given with the parameters of 4"):
+        views.apply(random_images(3), params)

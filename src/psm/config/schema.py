@@ -43,21 +43,21 @@ class ImagesConfig:
 
 @dataclass
 class ViewsConfig:
-    """How two views of each image are drawn, each image with its own draws. None: as the preset says."""
+    """Random augmentations of the two views of each image. None: as the preset says."""
 
     preset: str = key("auto", "small (no blur), large (with blur) or auto: small below 64 pixels")
-    size: int | None = key(None, "side of a view in pixels; none: that of the images held")
-    crop: list[float] | None = key(None, "random resized crop: smallest and largest share of the area")
-    ratio: list[float] | None = key(None, "random resized crop: smallest and largest aspect ratio")
+    size: int | None = key(None, "side of a view in pixels; none: that of the images")
+    crop_scale: list[float] | None = key(None, "random resized crop: smallest and largest fraction of the area")
+    crop_ratio: list[float] | None = key(None, "random resized crop: smallest and largest aspect ratio")
     flip: float | None = key(None, "probability of a horizontal flip")
-    jitter: float | None = key(None, "probability of color jitter")
-    brightness: float | None = key(None, "jitter: factor drawn from 1 - this to 1 + this")
-    contrast: float | None = key(None, "jitter: factor drawn from 1 - this to 1 + this")
-    saturation: float | None = key(None, "jitter: factor drawn from 1 - this to 1 + this")
-    hue: float | None = key(None, "jitter: turn drawn from - this to this, in turns of the color circle (at most 0.5)")
+    color_jitter: float | None = key(None, "probability of color jitter")
+    brightness: float | None = key(None, "color jitter: factor from 1 - this to 1 + this")
+    contrast: float | None = key(None, "color jitter: factor from 1 - this to 1 + this")
+    saturation: float | None = key(None, "color jitter: factor from 1 - this to 1 + this")
+    hue: float | None = key(None, "color jitter: hue angle from - this to this, in turns (at most 0.5)")
     grayscale: float | None = key(None, "probability of dropping color")
     blur: float | None = key(None, "probability of a Gaussian blur")
-    sigma: list[float] | None = key(None, "blur: smallest and largest standard deviation, in pixels of the view")
+    blur_sigma: list[float] | None = key(None, "blur: smallest and largest standard deviation, in pixels of the view")
     solarize: float | None = key(None, "probability of inverting the pixels brighter than the middle")
 
 

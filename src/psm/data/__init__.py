@@ -1,4 +1,4 @@
-"""Where images come from. Every source ends as one store of uint8 images with labels for evaluation only."""
+"""Data sets: every source is loaded as uint8 images of one size, with labels for evaluation only."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -8,13 +8,13 @@ if TYPE_CHECKING:
 
 __all__ = ["ImageDataset", "ImageStore", "load_dataset"]
 
-_HOMES = {"load_dataset": "psm.data.factory", "ImageDataset": "psm.data.dataset", "ImageStore": "psm.data.dataset"}
+_MODULES = {"load_dataset": "psm.data.factory", "ImageDataset": "psm.data.dataset", "ImageStore": "psm.data.dataset"}
 
 
 def __getattr__(name: str) -> Any:
-    """Import on first use, so that the catalog can be read without torch."""
-    if name not in _HOMES:
+    """Import on first use, so that the registry can be read without torch."""
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
-    return getattr(import_module(_HOMES[name]), name)
+    return getattr(import_module(_MODULES[name]), name)

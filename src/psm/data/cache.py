@@ -1,16 +1,19 @@
-"""Images too many for memory: decoded once into a file that is memory-mapped from then on.
+"""Data sets larger than memory: decoded once into a file that is memory-mapped from then on.
 
-An entry is a folder named by its fingerprint, with the raw pixels and a manifest. It is built under another name and
-renamed when complete, so a folder of the right name is a complete one; a killed build leaves only a ``.part`` folder,
-which the next build removes. A lock lets one process build while the others wait for it.
+An entry is a folder named by its fingerprint, with the raw pixels, a checksum of each image and a manifest. It is built
+under another name and renamed when complete, so a folder of the right name is complete; a killed build leaves a
+``.part`` folder, which the next build removes. A lock lets one process build while the others wait for it. Each image
+is verified when a process first reads it.
 """
 
 import json
 import os
 import shutil
+import zlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -18,39 +21,80 @@ from psm.config.schema import ImagesConfig
 from psm.utils.errors import UserError
 from psm.utils.locking import locked
 
-_PIXELS, _MANIFEST = "pixels.bin", "manifest.json"
-_HINT = "set images.cache to a folder with room, or make the set smaller with images.size or images.limit"
+_PIXELS, _CHECKSUMS, _MANIFEST = "pixels.bin", "checksums.bin", "manifest.json"
+_CHECKSUM_TYPE = np.dtype("<u4")  # CRC-32
+_HINT = "set images.cache to a folder with enough space, or make the set smaller with images.size or images.limit"
 
-Windows = Iterable[tuple[np.ndarray, list[tuple[int, str]]]]
+Failure = tuple[int, str]  # index of an image that could not be read, and the reason
+Chunks = Iterable[tuple[np.ndarray, list[Failure]]]
 
 
-def folder(config: ImagesConfig) -> Path:
-    """The cache folder: images.cache, or ``psm`` below the user's cache folder. Created when missing."""
+class CachedPixels:
+    """Memory-mapped uint8 images (N, 3, size, size), each verified when it is first read in this process."""
+
+    dtype = np.dtype(np.uint8)
+
+    def __init__(self, file: Path, shape: tuple[int, ...], checksums: np.ndarray):
+        self.file, self.shape, self.checksums = file, shape, checksums
+        self._verified = np.zeros(len(checksums), dtype=bool)
+        # An empty file cannot be mapped.
+        self._pixels = np.memmap(file, np.uint8, "r", shape=shape) if shape[0] else np.empty(shape, np.uint8)
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, index: int) -> np.ndarray:
+        image = self._pixels[index]
+        if not self._verified[index]:
+            if zlib.crc32(image) != self.checksums[index]:
+                raise UserError(
+                    f"{self.file} is damaged: image {index} differs from its checksum. Remove the folder "
+                    f"{self.file.parent} and start again; the cache is then rebuilt from the data."
+                )
+            self._verified[index] = True
+        return image
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the file's name rather than its content."""
+        return CachedPixels, (self.file, self.shape, self.checksums)
+
+
+def cache_folder(config: ImagesConfig) -> Path:
+    """The cache folder: images.cache, or ``psm`` below the user's cache folder. Created if missing."""
     home = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "psm"
-    place = Path(config.cache).expanduser() if config.cache else home
+    folder = Path(config.cache).expanduser() if config.cache else home
     try:
-        place.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(
-            f"The cache folder {place} cannot be made ({error.strerror}); set images.cache to a folder you can write."
+            f"The cache folder {folder} cannot be made ({error.strerror}); set images.cache to a folder you can write."
         ) from None
-    return place
+    return folder
 
 
 @dataclass(frozen=True)
-class Entry:
-    """One set of pixels in the cache."""
+class CacheEntry:
+    """The images of one split in the cache."""
 
     cache: Path
     fingerprint: str
     size: int
 
     @property
-    def _home(self) -> Path:
+    def folder(self) -> Path:
+        """The folder of a complete entry."""
         return self.cache / self.fingerprint
 
-    def open(self, windows: Callable[[], Windows], most_bytes: int) -> tuple[np.ndarray, list[tuple[int, str]]]:
-        """The mapped pixels (N, 3, size, size) and the failures met in making them; built now if not there."""
+    def open(self, chunks: Callable[[], Chunks], most_bytes: int) -> tuple[CachedPixels, list[Failure]]:
+        """Map the images, after building the entry if it is missing.
+
+        Args:
+            chunks: reads the images and the failures, to build the entry.
+            most_bytes: disk space that the images may need.
+
+        Returns:
+            The images (N, 3, size, size), and the failures met when they were read.
+        """
         found = self._read()
         if found is not None:
             return found
@@ -58,78 +102,96 @@ class Entry:
             with locked(self.cache / f"{self.fingerprint}.lock"):
                 found = self._read()  # another process may have built it while this one waited
                 if found is None:
-                    self._build(windows, most_bytes)
+                    self._build(chunks, most_bytes)
                     found = self._read()
         except OSError as error:
             raise UserError(f"The cache in {self.cache} cannot be written ({error.strerror}); {_HINT}.") from None
+        if found is None:
+            raise UserError(f"The cache in {self.cache} cannot be read back after writing; {_HINT}.")
         return found
 
-    def _read(self) -> tuple[np.ndarray, list[tuple[int, str]]] | None:
+    def _read(self) -> tuple[CachedPixels, list[Failure]] | None:
+        """The entry, or None if it is missing, incomplete, or its manifest or checksums are damaged."""
         try:
-            manifest = json.loads((self._home / _MANIFEST).read_text())
-            shape = (int(manifest["count"]), 3, self.size, self.size)
-            if (self._home / _PIXELS).stat().st_size != np.prod(shape, dtype=np.int64):
+            manifest = json.loads((self.folder / _MANIFEST).read_text())
+            if manifest.pop("crc32") != _crc_of(manifest):
                 return None
-        except (OSError, ValueError, KeyError, TypeError):
+            shape = (int(manifest["count"]), 3, self.size, self.size)
+            if (self.folder / _PIXELS).stat().st_size != np.prod(shape, dtype=np.int64):
+                return None
+            raw = (self.folder / _CHECKSUMS).read_bytes()
+            if len(raw) != shape[0] * _CHECKSUM_TYPE.itemsize or zlib.crc32(raw) != manifest["checksums"]:
+                return None
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return None
-        if shape[0] == 0:
-            pixels = np.empty(shape, dtype=np.uint8)  # an empty file cannot be mapped
-        else:
-            pixels = np.memmap(self._home / _PIXELS, dtype=np.uint8, mode="r", shape=shape)
+        pixels = CachedPixels(self.folder / _PIXELS, shape, np.frombuffer(raw, _CHECKSUM_TYPE))
         return pixels, [(index, reason) for index, reason in manifest["failures"]]
 
-    def _build(self, windows: Callable[[], Windows], most_bytes: int) -> None:
+    def _build(self, chunks: Callable[[], Chunks], most_bytes: int) -> None:
         _remove_leftovers(self.cache)
-        part = self._home.with_suffix(".part")
-        for stale in (part, self._home):
+        part = self.folder.with_suffix(".part")
+        for stale in (part, self.folder):
             shutil.rmtree(stale, ignore_errors=True)
-        _check_room(self.cache, most_bytes)
+        _check_disk_space(self.cache, most_bytes)
         part.mkdir()
         try:
-            self._write(part, windows())
-            part.rename(self._home)
-            _flush(self.cache)
+            self._write(part, chunks())
+            part.rename(self.folder)
+            _sync_folder(self.cache)
         finally:
             shutil.rmtree(part, ignore_errors=True)
 
-    def _write(self, part: Path, windows: Windows) -> None:
-        count, failures = 0, []
+    def _write(self, part: Path, chunks: Chunks) -> None:
+        checksums: list[int] = []
+        failures: list[Failure] = []
         with (part / _PIXELS).open("wb") as file:
-            for pixels, missed in windows:
-                file.write(np.ascontiguousarray(pixels).data)
-                count += len(pixels)
-                failures += missed
+            for images, failed in chunks:
+                images = np.ascontiguousarray(images)
+                file.write(images.data)
+                checksums += map(zlib.crc32, images)
+                failures += failed
             file.flush()
             os.fsync(file.fileno())
-        with (part / _MANIFEST).open("w") as file:
-            json.dump({"count": count, "size": self.size, "failures": failures}, file)
-            file.flush()
-            os.fsync(file.fileno())
-        _flush(part)
+        raw = np.array(checksums, dtype=_CHECKSUM_TYPE).tobytes()
+        manifest = {"count": len(checksums), "size": self.size, "failures": failures, "checksums": zlib.crc32(raw)}
+        _write_synced(part / _CHECKSUMS, raw)
+        _write_synced(part / _MANIFEST, json.dumps(manifest | {"crc32": _crc_of(manifest)}).encode())
+        _sync_folder(part)
 
 
-def _check_room(place: Path, needed: int) -> None:
-    free = shutil.disk_usage(place).free
+def _crc_of(manifest: dict[str, Any]) -> int:
+    return zlib.crc32(json.dumps(manifest, sort_keys=True).encode())
+
+
+def _write_synced(path: Path, content: bytes) -> None:
+    with path.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _check_disk_space(folder: Path, needed: int) -> None:
+    free = shutil.disk_usage(folder).free
     if needed > free:
         raise UserError(
-            f"The images need {needed / 1e9:.1f} GB in the cache folder {place}, where {free / 1e9:.1f} GB are free; "
+            f"The images need {needed / 1e9:.1f} GB in the cache folder {folder}, where {free / 1e9:.1f} GB are free; "
             f"{_HINT}."
         )
 
 
-def _remove_leftovers(place: Path) -> None:
-    """Remove what killed builds of other sets left behind; a build still running holds its lock and is spared."""
-    for part in place.glob("*.part"):
+def _remove_leftovers(folder: Path) -> None:
+    """Remove what killed builds left behind; a build still running holds its lock and is spared."""
+    for part in folder.glob("*.part"):
         with locked(part.with_suffix(".lock"), wait=False) as free:
             if free:
                 shutil.rmtree(part, ignore_errors=True)
 
 
-def _flush(directory: Path) -> None:
-    """Make a rename or a new name in a folder last through a power cut."""
+def _sync_folder(folder: Path) -> None:
+    """Make a rename or a new name in a folder survive a power cut."""
     if os.name == "nt":
         return
-    handle = os.open(directory, os.O_RDONLY)
+    handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)
     finally:

@@ -1,23 +1,54 @@
-"""The one store of images that everything else reads, in memory or memory-mapped."""
+"""Images of one size in memory or memory-mapped, and the data set of a train and a test store."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
 import torch
+
+from psm.data.names import printable
+
+
+class Pixels(Protocol):
+    """uint8 images (N, 3, H, W) read by index, in memory or on disk."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    @property
+    def dtype(self) -> Any: ...
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int, /) -> Any: ...
 
 
 class ImageStore:
     """uint8 images of one size. An image's id is its index. Labels, where known, serve evaluation only."""
 
-    def __init__(self, pixels: np.ndarray | torch.Tensor, labels: torch.Tensor | None = None):
-        """``pixels`` is uint8 (N, 3, H, W), an array, a tensor or a memory map; ``labels`` is int64 (N,)."""
+    def __init__(
+        self,
+        pixels: Pixels | torch.Tensor,
+        labels: torch.Tensor | None = None,
+        names: Sequence[str] | None = None,
+    ):
+        """Wrap images.
+
+        Args:
+            pixels: uint8 (N, 3, H, W): an array, a tensor, a memory map or ``cache.CachedPixels``.
+            labels: int64 (N,).
+            names: paths of the images relative to the data folder; None where they come from no files.
+        """
         if isinstance(pixels, torch.Tensor):
             pixels = pixels.cpu().numpy()
-        if pixels.dtype != np.uint8 or pixels.ndim != 4 or pixels.shape[1] != 3:
+        if pixels.dtype != np.uint8 or len(pixels.shape) != 4 or pixels.shape[1] != 3:
             raise ValueError(f"images are uint8 (N, 3, H, W), not {pixels.dtype} {tuple(pixels.shape)}")
-        if labels is not None and len(labels) != len(pixels):
-            raise ValueError(f"{len(labels)} labels for {len(pixels)} images")
+        for what, values in (("labels", labels), ("names", names)):
+            if values is not None and len(values) != len(pixels):
+                raise ValueError(f"{len(values)} {what} for {len(pixels)} images")
         self.labels = labels
+        self.names = names
         self._pixels = pixels
 
     def __len__(self) -> int:
@@ -26,37 +57,43 @@ class ImageStore:
     @property
     def shape(self) -> tuple[int, int, int]:
         """(3, H, W) of every image."""
-        return self._pixels.shape[1:]
+        channels, height, width = self._pixels.shape[1:]
+        return channels, height, width
 
     @property
     def mapped(self) -> bool:
-        """Whether the images stay on disk and are read as they are needed."""
-        return isinstance(self._pixels, np.memmap)
+        """True if the images stay on disk and are read when needed."""
+        return not isinstance(self._pixels, np.ndarray) or isinstance(self._pixels, np.memmap)
+
+    def name(self, index: int) -> str:
+        """The image's path below the data folder, as printable text, or ``image 12`` where it has none."""
+        return f"image {index}" if self.names is None else printable(self.names[index])
 
     def take(self, indices: torch.Tensor) -> torch.Tensor:
-        """A copy of some images in the order asked for, uint8 (B, 3, H, W)."""
+        """A copy of the images at these indices, in their order, uint8 (B, 3, H, W)."""
         indices = torch.as_tensor(indices, dtype=torch.int64, device="cpu")
-        if not self.mapped:
+        if isinstance(self._pixels, np.ndarray) and not self.mapped:
             return torch.from_numpy(self._pixels).index_select(0, indices)
         if len(indices) and not 0 <= int(indices.min()) <= int(indices.max()) < len(self):
             raise IndexError(f"image ids run from 0 to {len(self) - 1}")
         batch = torch.empty((len(indices), *self.shape), dtype=torch.uint8)
         rows = batch.numpy()
         # In the order of the file, so that the disk reads forwards.
-        for place in torch.argsort(indices).tolist():
-            rows[place] = self._pixels[int(indices[place])]
+        ordered, order = indices.sort()
+        for row, index in zip(order.tolist(), ordered.tolist(), strict=True):
+            rows[row] = self._pixels[index]
         return batch
 
 
 @dataclass(frozen=True)
 class ImageDataset:
-    """A loaded set: what trains, what tests, and what could not be read."""
+    """A loaded data set: training images, test images, class names and the files that could not be read."""
 
     name: str
     train: ImageStore
     test: ImageStore | None
     classes: tuple[str, ...]
-    unreadable: tuple[tuple[str, str], ...] = ()
+    unreadable: tuple[tuple[str, str], ...] = ()  # (file, reason)
 
     @property
     def size(self) -> int:
@@ -65,4 +102,5 @@ class ImageDataset:
 
     @property
     def labeled(self) -> bool:
+        """True if the training images have labels."""
         return self.train.labels is not None

@@ -1,4 +1,4 @@
-"""One file to one uint8 image (3, size, size), whatever its format, mode and size, or the reason why not."""
+"""Decode an image file of any format, mode and size to uint8 (3, size, size), or say why it cannot be read."""
 
 import logging
 import warnings
@@ -9,14 +9,14 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, UnidentifiedImageError
 
-VERSION = 1  # raise it when decoded pixels change, so that caches are built anew
+VERSION = 1  # raise it when decoded pixels change, so that caches are rebuilt
 EXTENSIONS = frozenset({".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff"})
 # Only these readers are tried: Pillow has others (EPS) that start programs on a file's behalf.
 Image.init()
 _FORMATS = tuple(kind for kind in ("JPEG", "MPO", "PNG", "WEBP", "BMP", "GIF", "TIFF") if kind in Image.OPEN)
 _MOST_PIXELS = 100_000_000
 _ORIENTATION = 0x0112
-_TURNS = {
+_TRANSPOSES = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
     4: Image.Transpose.FLIP_TOP_BOTTOM,
@@ -28,18 +28,18 @@ _TURNS = {
 
 
 class Unreadable(Exception):
-    """A file that holds no image; the message is the reason."""
+    """A file that cannot be decoded; the message is the reason."""
 
 
 def decode(path: Path, size: int) -> np.ndarray:
-    """The image in a file, upright, over white, its shorter side ``size`` and its center cut out."""
+    """The image in a file: upright as EXIF says, over white, resized by its shorter side, center-cropped."""
     with _opened(path) as image:
         image.draft(None, (2 * size, 2 * size))  # JPEG: decodes at a half, a quarter or an eighth where that is enough
         image.load()
-        turn = _TURNS.get(_orientation(image))
-        square = fitted(to_rgb(image), size)
-        if turn is not None:  # a square center turns with its image, and costs less to turn
-            square = square.transpose(turn)
+        transpose = _TRANSPOSES.get(_orientation(image))
+        square = center_square(to_rgb(image), size)
+        if transpose is not None:  # after the crop: the square is smaller than the image
+            square = square.transpose(transpose)
         return np.ascontiguousarray(np.asarray(square).transpose(2, 0, 1))
 
 
@@ -49,8 +49,8 @@ def shorter_side(path: Path) -> int:
         return min(image.size)
 
 
-def fitted(image: Image.Image, size: int) -> Image.Image:
-    """The center square at ``size``: as if the shorter side were resized and the rest cropped, at less cost."""
+def center_square(image: Image.Image, size: int) -> Image.Image:
+    """The center square at ``size``: resize of the shorter side and center crop in one step."""
     width, height = image.size
     if width == height == size:
         return image
@@ -60,8 +60,8 @@ def fitted(image: Image.Image, size: int) -> Image.Image:
 
 
 @contextmanager
-def quietly() -> Iterator[None]:
-    """Without Pillow's remarks about odd files: those that matter are reported as unreadable."""
+def quiet_pillow() -> Iterator[None]:
+    """Silence Pillow's warnings about odd files: those that cannot be read are reported."""
     logger = logging.getLogger("PIL")
     level = logger.level
     logger.setLevel(logging.CRITICAL)
@@ -76,7 +76,7 @@ def quietly() -> Iterator[None]:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[Image.Image]:
-    # A decoder may raise anything at all on hostile bytes, and whatever it is, the file holds no image for us.
+    # A decoder may raise anything on hostile bytes; whatever it is, the file is unreadable.
     try:
         if path.stat().st_size == 0:
             raise Unreadable("the file is empty")
@@ -100,7 +100,7 @@ def _opened(path: Path) -> Iterator[Image.Image]:
 def _orientation(image: Image.Image) -> int:
     try:
         return image.getexif().get(_ORIENTATION, 1)
-    except Exception:  # a broken note beside sound pixels
+    except Exception:  # broken EXIF, sound pixels
         return 1
 
 
@@ -115,9 +115,9 @@ def to_rgb(image: Image.Image) -> Image.Image:
 
 
 def _eight_bits(image: Image.Image) -> np.ndarray:
-    """Gray values of more than 8 bits as uint8: by the full range of their kind where it is evident, else by their own.
+    """Gray values of more than 8 bits as uint8: scaled by the full range of their type if evident, else by their own.
 
-    Integers within 0..65535 count as 16-bit; floats within 0..1 as shares of white, and within 0..255 as they are.
+    Integers within 0..65535 count as 16-bit; floats within 0..1 as fractions of white, and within 0..255 as they are.
     """
     values = np.nan_to_num(np.asarray(image).astype(np.float32), nan=0.0, posinf=0.0, neginf=0.0)
     low, high = float(values.min()), float(values.max())

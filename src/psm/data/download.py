@@ -1,7 +1,7 @@
-"""Fetching a published archive: resumed where it stopped, checked, unpacked beside and renamed into place.
+"""Download a published archive: resumed where it stopped, verified, unpacked beside its place and renamed into it.
 
 Written on urllib rather than pooch because pooch starts a broken download from the beginning, and these servers are
-slow. What has arrived waits in ``<archive>.part`` for the next attempt; nothing else is left behind.
+slow. An incomplete download stays in ``<archive>.part`` for the next attempt; nothing else is left behind.
 """
 
 import hashlib
@@ -14,11 +14,11 @@ import zipfile
 from pathlib import Path, PurePosixPath
 
 from psm.data.registry import Archive
-from psm.utils import progress as bars
 from psm.utils.errors import UserError
 from psm.utils.locking import locked
+from psm.utils.progress import counting, transferring
 
-TIMEOUT = 30.0  # seconds without a single byte, after which a server counts as gone
+TIMEOUT = 30.0  # seconds without a byte, after which the connection is given up
 _BLOCK = 1 << 18
 
 
@@ -35,7 +35,7 @@ def install(archive: Archive, root: Path, progress: bool, download: bool = True)
     except OSError as error:
         raise UserError(
             f"{archive.folder} cannot be stored in {root} ({error.strerror or error}); set images.root to a folder "
-            "you can write, with room for it."
+            "you can write, with enough space for it."
         ) from None
 
 
@@ -55,16 +55,24 @@ def _install(archive: Archive, root: Path, progress: bool) -> None:
 
 
 def by_hand(archive: Archive, root: Path) -> str:
-    """How to do without the download."""
+    """What to do instead of the download, for error messages."""
     return f"put {archive.url} as {root / archive.file}, or its unpacked folder as {root / archive.folder}"
 
 
 def fetch(url: str, target: Path, checksum: str | None, progress: bool = True, otherwise: str | None = None) -> None:
-    """Download a file to ``target``. ``checksum`` is "md5:..." or "sha256:...", ``otherwise`` what to do instead."""
+    """Download a file.
+
+    Args:
+        url: where from.
+        target: where to.
+        checksum: "md5:..." or "sha256:...", or None.
+        progress: whether to show a bar.
+        otherwise: what to do instead, for error messages.
+    """
     part = target.with_name(target.name + ".part")
     otherwise = otherwise or f"put it as {target} yourself"
     most, reason = -1, ""
-    # An attempt that brought something is worth another; one that did not is the last.
+    # Retry as long as an attempt brought something.
     while (have := part.stat().st_size if part.exists() else 0) > most:
         most = have
         try:
@@ -92,7 +100,7 @@ def fetch(url: str, target: Path, checksum: str | None, progress: bool = True, o
 
 
 def _attempt(url: str, part: Path, progress: bool) -> bool:
-    """Add to the part file what the server gives; whether that is all of it."""
+    """Append what the server sends to the part file; True if the file is complete."""
     have = part.stat().st_size if part.exists() else 0
     headers = {"User-Agent": "psm", "Accept-Encoding": "identity"} | ({"Range": f"bytes={have}-"} if have else {})
     try:
@@ -110,7 +118,7 @@ def _attempt(url: str, part: Path, progress: bool) -> bool:
             have = 0
         length = response.headers.get("Content-Length")
         total = have + int(length) if length else None
-        with part.open("ab" if resumed else "wb") as file, bars.transferring(part.stem, total, progress) as done:
+        with part.open("ab" if resumed else "wb") as file, transferring(part.stem, total, progress) as done:
             while block := response.read(_BLOCK):
                 file.write(block)
                 have += len(block)
@@ -149,7 +157,7 @@ def unpack(file: Path, folder: str, root: Path, progress: bool = True) -> None:
 def _unpack_tar(file: Path, target: Path, progress: bool) -> None:
     with tarfile.open(file) as archive:
         members = archive.getmembers()
-        with bars.counting(f"unpacking {file.name}", len(members), progress) as done:
+        with counting(f"unpacking {file.name}", len(members), progress) as done:
             for number, member in enumerate(members, 1):
                 archive.extract(member, target, filter="data")
                 done(number)
@@ -162,7 +170,7 @@ def _unpack_zip(file: Path, target: Path, progress: bool) -> None:
             path = PurePosixPath(name.replace("\\", "/"))
             if path.is_absolute() or ".." in path.parts:
                 raise UserError(f"{file} was refused, its member {name!r} would be written outside the target folder.")
-        with bars.counting(f"unpacking {file.name}", len(names), progress) as done:
+        with counting(f"unpacking {file.name}", len(names), progress) as done:
             for number, name in enumerate(names, 1):
                 archive.extract(name, target)
                 done(number)

@@ -1,85 +1,94 @@
-"""From what the user calls a data set to the set itself."""
+"""Load a data set by its name or path."""
 
 from pathlib import Path
 
 import torch
 
 from psm.config.schema import ImagesConfig
-from psm.data import cifar, download, tiny_imagenet
-from psm.data import image_folder as folder
-from psm.data import materialize as store
+from psm.data import cifar, download, image_folder, tiny_imagenet
 from psm.data import synthetic_shapes as shapes
 from psm.data.dataset import ImageDataset, ImageStore
+from psm.data.image_files import subfolders
+from psm.data.materialize import PixelSource, materialize
 from psm.data.registry import ARCHIVES, NAMES
 from psm.utils.errors import UserError, did_you_mean
 
 
 def load_dataset(data: str, config: ImagesConfig | None = None, progress: bool = True) -> ImageDataset:
-    """A set by its name (shapes, cifar10, cifar100, tiny-imagenet) or by the path of a folder of images."""
+    """Load a data set.
+
+    Args:
+        data: shapes, cifar10, cifar100, tiny-imagenet, or the path of a folder of images.
+        config: size, limit, split, memory and so on; None: the defaults.
+        progress: whether to show a bar on a terminal.
+    """
     config = config or ImagesConfig()
     _check(config)
     name = str(data)
     if name == "shapes":
-        return _shapes(config, progress)
+        return _load_shapes(config, progress)
     if name in ARCHIVES:
-        return _published(name, config, progress)
+        return _load_published(name, config, progress)
     path = Path(name).expanduser()
     if not path.is_dir():
-        raise UserError(_unknown(name, path))
-    return _recognized(path, config, progress) or folder.load(path, config, progress)
+        raise UserError(_not_found(name, path))
+    return _load_recognized(path, config, progress) or image_folder.load(path, config, progress)
 
 
-def _published(name: str, config: ImagesConfig, progress: bool) -> ImageDataset:
+def _load_published(name: str, config: ImagesConfig, progress: bool) -> ImageDataset:
+    """A published data set from images.root, downloaded if it is not there."""
     root = Path(config.root).expanduser()
-    loaded = _in(root, name, config, progress)
+    loaded = _load_named(root, name, config, progress)
     if loaded is None:
         download.install(ARCHIVES[name], root, progress, config.download)
-        loaded = _in(root, name, config, progress)
+        loaded = _load_named(root, name, config, progress)
     if loaded is None:
-        place = root / ARCHIVES[name].folder
-        raise UserError(f"{place} does not hold {name} as published; remove it, and it will be fetched again.")
+        folder = root / ARCHIVES[name].folder
+        raise UserError(f"{folder} does not contain {name} as published; remove it, and it is downloaded again.")
     return loaded
 
 
-def _in(root: Path, name: str | None, config: ImagesConfig, progress: bool) -> ImageDataset | None:
-    """The named set (or any published one) from a folder that is or holds it."""
-    if name in (None, "cifar10", "cifar100") and (place := cifar.found(root, name)):
-        return cifar.load(*place, config, progress)
-    if name in (None, "tiny-imagenet") and (place := tiny_imagenet.found(root)):
-        return tiny_imagenet.load(place, config, progress)
+def _load_named(root: Path, name: str, config: ImagesConfig, progress: bool) -> ImageDataset | None:
+    """The named data set from a folder that is or contains it; None if it is not there."""
+    if name == "tiny-imagenet":
+        folder = tiny_imagenet.find(root)
+        return tiny_imagenet.load(folder, config, progress) if folder else None
+    found = cifar.find(root, name)
+    return cifar.load(*found, config, progress) if found else None
+
+
+def _load_recognized(path: Path, config: ImagesConfig, progress: bool) -> ImageDataset | None:
+    """A published layout at a path, unless the path has other folders too and could mean any of them."""
+    folders = subfolders(path)
+    for folder in (path, *(path / name for name in folders if len(folders) == 1)):
+        found = cifar.find(folder)
+        if found and found[0] == folder:
+            return cifar.load(*found, config, progress)
+        if tiny_imagenet.find(folder) == folder:
+            return tiny_imagenet.load(folder, config, progress)
     return None
 
 
-def _recognized(path: Path, config: ImagesConfig, progress: bool) -> ImageDataset | None:
-    """A published layout at a path, unless the path holds other folders too and could mean any of them."""
-    for layout_folder in (path, *_only_folder(path)):
-        if (place := cifar.found(layout_folder)) and place[0] == layout_folder:
-            return cifar.load(*place, config, progress)
-        if tiny_imagenet.found(layout_folder) == layout_folder:
-            return tiny_imagenet.load(layout_folder, config, progress)
-    return None
-
-
-def _only_folder(path: Path) -> list[Path]:
-    folders = [entry for entry in path.iterdir() if entry.is_dir() and not entry.name.startswith(".")]
-    return folders if len(folders) == 1 else []
-
-
-def _shapes(config: ImagesConfig, progress: bool) -> ImageDataset:
-    size = config.size or shapes.SIDE
+def _load_shapes(config: ImagesConfig, progress: bool) -> ImageDataset:
+    size = config.size or shapes.SIZE
     counts = {"train": min(config.limit or shapes.TRAIN, shapes.MOST), "test": shapes.TEST}
-    recipes = [
-        store.Recipe("drawing shapes", count, size, shapes.fingerprint(split, count, size), shapes.maker(split, size))
+    sources = [
+        PixelSource("drawing shapes", count, size, shapes.fingerprint(split, count, size), shapes.reader(split, size))
         for split, count in counts.items()
     ]
-    held = store.hold(recipes, config, progress)
-    train, test = (ImageStore(made.pixels, torch.from_numpy(shapes.labels(len(made.pixels)))) for made in held)
+    train, test = (
+        ImageStore(result.pixels, torch.from_numpy(shapes.labels(len(result.pixels))))
+        for result in materialize(sources, config, progress)
+    )
     return ImageDataset("shapes", train, test, tuple(shapes.CLASSES))
 
 
-def _unknown(name: str, path: Path) -> str:
+def _not_found(name: str, path: Path) -> str:
+    """Why a name or path cannot be loaded."""
     if path.exists():
         return f"data={name} is a file; give the folder that holds the images."
+    if len(path.parts) > 1 or name.startswith(("~", ".")):
+        return f"data={name} does not exist (any more): it was deleted, moved or misspelled; give an existing folder."
     hint = did_you_mean(name.lower(), NAMES)
     return f"data={name} is neither a folder nor one of {', '.join(NAMES)}{hint}; give one of these or a path."
 

@@ -11,7 +11,7 @@ from torch.utils.data import Dataset, IterableDataset
 from psm.config.schema import ImagesConfig
 from psm.data import splits
 from psm.data.dataset import ImageDataset, ImageStore
-from psm.data.decode import fitted, to_rgb
+from psm.data.decode import center_square, to_rgb
 from psm.utils import progress as bars
 from psm.utils.errors import UserError
 
@@ -45,7 +45,7 @@ def from_torch(dataset: Dataset, config: ImagesConfig | None = None, progress: b
     with bars.counting(f"reading {name}", len(indices), progress) as done:
         for row, index in enumerate(indices.tolist()):
             image, label = reader.read(index)
-            pixels[row] = np.asarray(fitted(image, size)).transpose(2, 0, 1)
+            pixels[row] = np.asarray(center_square(image, size)).transpose(2, 0, 1)
             labels.append(label)
             done(row + 1)
     return _dataset(name, pixels, None if config.labels == "none" else _class_ids(labels, name), dataset, config)

@@ -1,4 +1,4 @@
-"""Image files below a folder: listing them, and decoding them in parallel into one set."""
+"""Image files below a folder: listing them, and decoding them in parallel into a data set."""
 
 import hashlib
 import os
@@ -11,13 +11,16 @@ import torch
 
 from psm.config.schema import ImagesConfig
 from psm.data import decode
-from psm.data import materialize as store
-from psm.data import splits as choosing
+from psm.data.cache import Failure
 from psm.data.dataset import ImageDataset, ImageStore
+from psm.data.materialize import Materialized, PixelSource, materialize
+from psm.data.names import FileNames, printable
+from psm.data.splits import limit_indices
 from psm.utils.errors import UserError
+from psm.utils.indices import evenly_spaced
 
-_SAMPLE = 200
-_GROUP = 8  # files a thread takes at a time: small images decode faster than they are handed over
+_SIZE_SAMPLE = 200  # files whose size is read
+_FILES_PER_TASK = 8  # files a thread takes at a time: small images decode faster than they are handed over
 
 
 @dataclass(frozen=True)
@@ -30,30 +33,32 @@ class File:
 
 
 @dataclass(frozen=True)
-class Part:
+class FileSplit:
     """The files of one split, with labels int64 (N,) where there are any."""
 
     files: list[File]
     labels: np.ndarray | None = None
 
-    def take(self, indices: np.ndarray) -> "Part":
-        return Part([self.files[i] for i in indices], None if self.labels is None else self.labels[indices])
+    def take(self, indices: np.ndarray) -> "FileSplit":
+        """The files at these indices."""
+        return FileSplit([self.files[i] for i in indices], None if self.labels is None else self.labels[indices])
 
 
-def listing(root: Path, below: str = "") -> list[File]:
+def list_files(root: Path, below: str = "") -> list[File]:
     """Every image file below ``root/below``, sorted by path. Paths are relative to ``root``.
 
-    Hidden names and other extensions are passed over. Links are followed, but each real folder is read once, so that
-    links in a circle end.
+    Hidden files and other extensions are ignored. Links are followed, but each real folder is read once, so that
+    circular links end.
     """
-    files, waiting, seen = [], [below], set()
+    files: list[File] = []
+    waiting, seen = [below], set()
     while waiting:
         folder = waiting.pop()
         try:
             identity = (root / folder).stat()
             entries = sorted(os.scandir(root / folder), key=lambda entry: entry.name)
         except OSError as error:
-            raise UserError(f"The folder {shown(root / folder)} cannot be read ({error.strerror}).") from None
+            raise _unreadable_folder(root / folder, error) from None
         if (identity.st_dev, identity.st_ino) in seen:
             continue
         seen.add((identity.st_dev, identity.st_ino))
@@ -61,116 +66,151 @@ def listing(root: Path, below: str = "") -> list[File]:
             path = f"{folder}/{entry.name}" if folder else entry.name
             if entry.name.startswith("."):
                 continue
-            if entry.is_dir():
+            if _is_folder(entry):
                 waiting.append(path)
             elif Path(entry.name).suffix.lower() in decode.EXTENSIONS:
                 files += _file(entry, path)
     return sorted(files, key=lambda file: file.path)
 
 
-def _file(entry: os.DirEntry, path: str) -> list[File]:
-    """The file, or nothing for a pipe or device, which would wait for ever when read."""
+def subfolders(root: Path) -> list[str]:
+    """Names of the folders in a folder, sorted, without hidden ones."""
     try:
-        facts = entry.stat()
-    except OSError:  # a link to nowhere: listed, to be reported as unreadable
-        return [File(path, 0, 0)]
-    return [File(path, facts.st_size, facts.st_mtime_ns)] if entry.is_file() else []
+        with os.scandir(root) as entries:
+            return sorted(entry.name for entry in entries if not entry.name.startswith(".") and _is_folder(entry))
+    except OSError as error:
+        raise _unreadable_folder(root, error) from None
 
 
 def typical_size(root: Path, files: list[File]) -> int:
-    """The size at which to hold images: their median shorter side, from 32 to 224, a multiple of 8."""
-    places = np.unique(np.linspace(0, len(files) - 1, min(_SAMPLE, len(files))).round().astype(int))
+    """The default image size: the median shorter side, from 32 to 224, a multiple of 8."""
     sides = []
-    with decode.quietly():
-        for place in places:
+    with decode.quiet_pillow():
+        for index in evenly_spaced(len(files), _SIZE_SAMPLE).tolist():
             try:
-                sides.append(decode.shorter_side(root / files[place].path))
+                sides.append(decode.shorter_side(root / files[index].path))
             except decode.Unreadable:
                 continue
     median = int(np.median(sides)) if sides else 32
     return min(max(median, 32), 224) // 8 * 8
 
 
-def assemble(
+def load_files(
     name: str,
     root: Path,
-    train: Part,
-    test: Part | None,
+    train: FileSplit,
+    test: FileSplit | None,
     classes: tuple[str, ...],
     size: int,
     config: ImagesConfig,
     progress: bool,
 ) -> ImageDataset:
-    """Decode the files of a set, leaving out those that cannot be read."""
-    train = train.take(choosing.kept(train.labels, len(train.files), config.limit))
-    parts = [train] if test is None else [train, test]
-    with ThreadPoolExecutor(_threads()) as pool, decode.quietly():
-        recipes = [_recipe(name, root, part.files, size, pool) for part in parts]
-        made = store.hold(recipes, config, progress)
+    """Decode the files of a data set, leaving out those that cannot be read.
+
+    Args:
+        name: of the data set.
+        root: the data folder, to which the files' paths are relative.
+        train: the training files, of which images.limit keeps some.
+        test: the test files.
+        classes: names of the labels.
+        size: side in pixels to which images are resized.
+        config: limit, memory, cache and the allowed fraction of unreadable files.
+        progress: whether to show a bar.
+    """
+    train = train.take(limit_indices(train.labels, len(train.files), config.limit))
+    splits = [train] if test is None else [train, test]
+    with ThreadPoolExecutor(_num_threads()) as pool, decode.quiet_pillow():
+        sources = [_source(name, root, split.files, size, pool) for split in splits]
+        results = materialize(sources, config, progress)
     unreadable = tuple(
-        (shown(part.files[index].path), reason)
-        for part, result in zip(parts, made, strict=True)
+        (printable(split.files[index].path), reason)
+        for split, result in zip(splits, results, strict=True)
         for index, reason in result.failures
     )
-    _check_unreadable(root, unreadable, sum(len(part.files) for part in parts), config)
-    stores = [_images(part, result) for part, result in zip(parts, made, strict=True)]
+    _check_unreadable(root, unreadable, sum(len(split.files) for split in splits), config)
+    stores = [_store(split, result) for split, result in zip(splits, results, strict=True)]
     if any(len(images) == 0 for images in stores):
-        raise UserError(f"A split of {shown(root)} has no readable image at all; replace its files.")
+        raise UserError(f"A split of {printable(root)} has no readable image at all; replace its files.")
     return ImageDataset(name, stores[0], stores[1] if test is not None else None, classes, unreadable)
 
 
-def shown(path: str | Path) -> str:
-    """A path as printable text; file names need not be."""
-    return str(path).encode("utf-8", "backslashreplace").decode()
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    """True for a folder or a link to one; False for a link that cannot be followed, such as one to itself."""
+    try:
+        return entry.is_dir()
+    except OSError:
+        return False
 
 
-def _threads() -> int:
-    # Decoding happens outside the interpreter's lock, so that threads are enough.
+def _file(entry: os.DirEntry[str], path: str) -> list[File]:
+    """The file, or nothing for a pipe or device, which would block when read."""
+    try:
+        status = entry.stat()
+    except OSError:  # a broken link: listed, and reported as unreadable when it is decoded
+        return [File(path, 0, 0)]
+    return [File(path, status.st_size, status.st_mtime_ns)] if entry.is_file() else []
+
+
+def _unreadable_folder(folder: Path, error: OSError) -> UserError:
+    if isinstance(error, FileNotFoundError):
+        return UserError(f"The folder {printable(folder)} does not exist any more; it was deleted while it was read.")
+    return UserError(f"The folder {printable(folder)} cannot be read ({error.strerror}).")
+
+
+def _num_threads() -> int:
+    # Decoding releases the interpreter's lock, so that threads are enough.
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _recipe(name: str, root: Path, files: list[File], size: int, pool: ThreadPoolExecutor) -> store.Recipe:
-    def attempt(few: list[File]) -> list[np.ndarray | str]:
-        return [_decoded(root / file.path, size) for file in few]
+def _source(name: str, root: Path, files: list[File], size: int, pool: ThreadPoolExecutor) -> PixelSource:
+    """The images of some files, decoded by the threads of a pool."""
 
-    def make(start: int, stop: int) -> tuple[np.ndarray, list[store.Failure]]:
-        groups = [files[place : min(place + _GROUP, stop)] for place in range(start, stop, _GROUP)]
-        results = [result for group in pool.map(attempt, groups) for result in group]
+    def decode_files(few: list[File]) -> list[np.ndarray | str]:
+        return [_decode(root / file.path, size) for file in few]
+
+    def read(start: int, stop: int) -> tuple[np.ndarray, list[Failure]]:
+        tasks = [files[i : min(i + _FILES_PER_TASK, stop)] for i in range(start, stop, _FILES_PER_TASK)]
+        results = [result for task in pool.map(decode_files, tasks) for result in task]
         pixels = [result for result in results if not isinstance(result, str)]
         failures = [(start + i, result) for i, result in enumerate(results) if isinstance(result, str)]
         return (np.stack(pixels) if pixels else np.empty((0, 3, size, size), dtype=np.uint8)), failures
 
-    return store.Recipe(f"reading {name}", len(files), size, _fingerprint(root, files, size), make)
+    return PixelSource(f"reading {name}", len(files), size, _fingerprint(root, files, size), read)
 
 
-def _decoded(path: Path, size: int) -> np.ndarray | str:
-    """The image, or the reason why there is none."""
+def _decode(path: Path, size: int) -> np.ndarray | str:
+    """The image, or the reason why it cannot be read."""
     try:
         return decode.decode(path, size)
     except decode.Unreadable as error:
-        return shown(str(error))
+        return printable(str(error))
 
 
 def _fingerprint(root: Path, files: list[File], size: int) -> str:
+    """A digest of everything that the pixels depend on."""
     digest = hashlib.sha256(f"files {decode.VERSION} {size}\0".encode() + os.fsencode(root.resolve()))
     for file in files:
         digest.update(os.fsencode(file.path) + f"\0{file.bytes} {file.changed}\0".encode())
     return digest.hexdigest()[:32]
 
 
-def _images(part: Part, made: store.Made) -> ImageStore:
-    if part.labels is None:
-        return ImageStore(made.pixels)
-    return ImageStore(made.pixels, torch.from_numpy(part.labels[made.present(len(part.files))]))
+def _store(split: FileSplit, result: Materialized) -> ImageStore:
+    """The readable images of a split with their labels and names."""
+    readable = split.take(result.readable(len(split.files)))
+    labels = None if readable.labels is None else torch.from_numpy(readable.labels)
+    return ImageStore(result.pixels, labels, FileNames(file.path for file in readable.files))
 
 
-def _check_unreadable(root: Path, unreadable: tuple, count: int, config: ImagesConfig) -> None:
+def _check_unreadable(root: Path, unreadable: tuple[tuple[str, str], ...], count: int, config: ImagesConfig) -> None:
+    """Refuse a folder that was deleted, or with more unreadable files than images.max_unreadable allows."""
     if len(unreadable) <= config.max_unreadable * count and len(unreadable) < count:
         return
+    if not root.is_dir():
+        raise _unreadable_folder(root, FileNotFoundError())
     first = "; ".join(f"{file} ({reason})" for file, reason in unreadable[:3])
     more = f"; and {len(unreadable) - 3:,} more" if len(unreadable) > 3 else ""
     raise UserError(
-        f"{len(unreadable):,} of {count:,} images in {shown(root)} cannot be read, more than "
+        f"{len(unreadable):,} of {count:,} images in {printable(root)} cannot be read, more than "
         f"images.max_unreadable={config.max_unreadable:g} allows: {first}{more}. "
         "Remove or replace them, or raise images.max_unreadable."
     )

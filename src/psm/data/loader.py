@@ -1,36 +1,47 @@
-"""The order in which images are seen, as a pure function of the seed and the step."""
+"""Batches in an order that is a function of the seed and the epoch alone."""
 
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from psm.data import ImageStore
-from psm.utils.devices import held_images, to_device
+from psm.data.dataset import ImageStore
+from psm.utils import devices
 from psm.utils.seeding import generator
+
+DEVICE_MEMORY_FRACTION = 0.5  # of the device's free memory that a data set may take
 
 
 class Batch(NamedTuple):
-    """This process's share of one step's images."""
+    """The images of one step that this process computes."""
 
     step: int
     ids: Tensor  # (B,)
     images: Tensor  # uint8 (B, 3, H, W)
 
 
-def share(batch_size: int, rank: int, world: int) -> slice:
+def rank_slice(batch_size: int, rank: int, world: int) -> slice:
     """The rows of the global batch that a process takes."""
     each = batch_size // world
     return slice(rank * each, (rank + 1) * each)
 
 
-class Batches:
-    """Full batches of a shuffled epoch, starting wherever ``step()`` says that training stands.
+def images_on_device(images: ImageStore, device: torch.device) -> Tensor | None:
+    """All images, uint8 (N, 3, H, W), on the device if they fit in half of its free memory; None otherwise."""
+    height, width = images.shape[1:]
+    available = DEVICE_MEMORY_FRACTION * devices.free_bytes(device)
+    if images.mapped or len(images) * 3 * height * width > available:
+        return None
+    return images.take(torch.arange(len(images))).to(device)
 
-    Images that fit on the device are held there. The batch size is global and a process takes its slice, so the
-    order does not depend on how many share it. An epoch leaves out the images that do not fill its last batch, other
-    ones each time.
+
+class BatchLoader:
+    """Full batches of shuffled epochs, starting at the step that ``step()`` returns.
+
+    The batch size is global and each process takes its slice, so the order does not depend on the number of
+    processes. An epoch leaves out the images that do not fill its last batch, different ones each time. Images that
+    fit on the device are kept there.
     """
 
     def __init__(
@@ -43,12 +54,23 @@ class Batches:
         world: int = 1,
         device: torch.device | str = "cpu",
     ):
+        """Prepare batches of a store.
+
+        Args:
+            images: the training images.
+            batch_size: of all processes together; a multiple of ``world``.
+            seed: the order is a function of it and of the epoch.
+            step: returns the step at which an iteration starts.
+            rank: this process.
+            world: number of processes.
+            device: where the batches are used.
+        """
         if batch_size % world:
-            raise ValueError(f"a global batch of {batch_size} cannot be shared out evenly over {world} processes")
+            raise ValueError(f"a global batch of {batch_size} cannot be split evenly over {world} processes")
         self.images, self.batch_size, self.seed = images, batch_size, seed
         self.step, self.device = step, torch.device(device)
-        self.mine = share(batch_size, rank, world)
-        self.held = held_images(images, self.device)
+        self.rows = rank_slice(batch_size, rank, world)
+        self.on_device = images_on_device(images, self.device)
 
     def __len__(self) -> int:
         return len(self.images) // self.batch_size
@@ -57,23 +79,23 @@ class Batches:
         step = self.step()
         epoch, offset = divmod(step, len(self))
         order = torch.randperm(len(self.images), generator=generator(self.seed, "order", epoch))
-        if self.held is not None:
-            order = to_device(order, self.device)
+        if self.on_device is not None:
+            order = devices.to_device(order, self.device)
         for index in range(offset, len(self)):
-            ids = order[index * self.batch_size : (index + 1) * self.batch_size][self.mine]
+            ids = order[index * self.batch_size : (index + 1) * self.batch_size][self.rows]
             yield Batch(step, *self._take(ids))
             step += 1
 
     def _take(self, ids: Tensor) -> tuple[Tensor, Tensor]:
-        """Ids and images on the device, or pinned for the copy to it."""
-        if self.held is not None:
-            return ids, self.held.index_select(0, ids)
+        """Ids and images on the device, or in pinned memory to be copied there."""
+        if self.on_device is not None:
+            return ids, self.on_device.index_select(0, ids)
         images = self.images.take(ids)
         return (ids.pin_memory(), images.pin_memory()) if self.device.type == "cuda" else (ids, images)
 
-    def state_dict(self) -> dict:
-        """Nothing: where an iteration starts follows from the step alone. Tells Lightning that it may resume midway."""
+    def state_dict(self) -> dict[str, Any]:
+        """Empty: the step determines where an iteration starts. Lightning requires it to resume within an epoch."""
         return {}
 
-    def load_state_dict(self, state: dict) -> None:
-        pass
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Nothing to restore."""

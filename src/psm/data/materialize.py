@@ -1,4 +1,4 @@
-"""From a recipe for images to the images themselves: in memory when the set is small enough, else in the cache."""
+"""Decode or generate the images of a data set: into memory if it is small enough, else into the cache."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -8,74 +8,76 @@ import numpy as np
 
 from psm.config.schema import ImagesConfig
 from psm.data import cache
-from psm.utils import progress as bars
+from psm.data.cache import Failure
+from psm.data.dataset import Pixels
+from psm.utils.progress import counting
 
-Failure = tuple[int, str]  # which image of the recipe could not be made, and why
-_WINDOW_BYTES = 64_000_000
+_CHUNK_BYTES = 64_000_000
 
 
 @dataclass(frozen=True)
-class Recipe:
-    """Images still to be made: how many, how large, and how to make those from ``start`` to ``stop``.
+class PixelSource:
+    """The images of one split before they are decoded.
 
-    ``make`` returns the images it could make, uint8 (n, 3, size, size), and the failures it met. The fingerprint
-    names everything that the pixels depend on.
+    ``read(start, stop)`` returns the readable images of that range, uint8 (n, 3, size, size), and the failures. The
+    fingerprint names everything that the pixels depend on.
     """
 
-    title: str
+    title: str  # of the progress bar
     count: int
     size: int
     fingerprint: str
-    make: Callable[[int, int], tuple[np.ndarray, list[Failure]]]
+    read: Callable[[int, int], tuple[np.ndarray, list[Failure]]]
 
     @property
     def bytes(self) -> int:
+        """Memory of all images."""
         return self.count * 3 * self.size * self.size
 
-    def windows(self, shown: bool) -> Iterator[tuple[np.ndarray, list[Failure]]]:
+    def chunks(self, shown: bool) -> Iterator[tuple[np.ndarray, list[Failure]]]:
         """The images in order, a bounded number at a time."""
-        room = max(8, min(1024, _WINDOW_BYTES // (3 * self.size * self.size)))
-        step = 1 << (room.bit_length() - 1)  # a power of two, so that windows end where generated blocks end
-        with bars.counting(self.title, self.count, shown) as done:
+        most = max(8, min(1024, _CHUNK_BYTES // (3 * self.size * self.size)))
+        step = 1 << (most.bit_length() - 1)  # a power of two, so that chunks end where generated blocks end
+        with counting(self.title, self.count, shown) as done:
             for start in range(0, self.count, step):
                 stop = min(start + step, self.count)
-                yield self.make(start, stop)
+                yield self.read(start, stop)
                 done(stop)
 
 
 @dataclass(frozen=True)
-class Made:
-    """What came of a recipe: the images (array or memory map), and the failures left out of them."""
+class Materialized:
+    """The images of a source that could be read, and the failures."""
 
-    pixels: np.ndarray
+    pixels: Pixels
     failures: list[Failure]
 
-    def present(self, count: int) -> np.ndarray:
-        """Which of the recipe's ``count`` images were made, as a mask."""
+    def readable(self, count: int) -> np.ndarray:
+        """Indices of the source's ``count`` images that could be read."""
         mask = np.ones(count, dtype=bool)
         mask[[index for index, _ in self.failures]] = False
-        return mask
+        return np.flatnonzero(mask)
 
 
-def hold(recipes: list[Recipe], config: ImagesConfig, progress: bool) -> list[Made]:
-    """Make all images of one set; the set as a whole decides between memory and cache."""
-    if sum(recipe.bytes for recipe in recipes) > config.memory * 1e9:
-        folder = cache.folder(config)
-        return [_through_cache(recipe, folder, progress) for recipe in recipes]
-    return [_in_memory(recipe, progress) for recipe in recipes]
+def materialize(sources: list[PixelSource], config: ImagesConfig, progress: bool) -> list[Materialized]:
+    """Read the splits of one data set, all into memory, or all into the cache if together they exceed images.memory."""
+    if sum(source.bytes for source in sources) > config.memory * 1e9:
+        folder = cache.cache_folder(config)
+        return [_into_cache(source, folder, progress) for source in sources]
+    return [_into_memory(source, progress) for source in sources]
 
 
-def _in_memory(recipe: Recipe, progress: bool) -> Made:
-    pixels = np.empty((recipe.count, 3, recipe.size, recipe.size), dtype=np.uint8)
+def _into_memory(source: PixelSource, progress: bool) -> Materialized:
+    pixels = np.empty((source.count, 3, source.size, source.size), dtype=np.uint8)
     filled, failures = 0, []
-    for window, missed in recipe.windows(progress):
-        pixels[filled : filled + len(window)] = window
-        filled += len(window)
-        failures += missed
-    return Made(pixels[:filled], failures)
+    for images, failed in source.chunks(progress):
+        pixels[filled : filled + len(images)] = images
+        filled += len(images)
+        failures += failed
+    return Materialized(pixels[:filled], failures)
 
 
-def _through_cache(recipe: Recipe, folder: Path, progress: bool) -> Made:
-    entry = cache.Entry(folder, recipe.fingerprint, recipe.size)
-    pixels, failures = entry.open(lambda: recipe.windows(progress), recipe.bytes)
-    return Made(pixels, failures)
+def _into_cache(source: PixelSource, folder: Path, progress: bool) -> Materialized:
+    entry = cache.CacheEntry(folder, source.fingerprint, source.size)
+    pixels, failures = entry.open(lambda: source.chunks(progress), source.bytes)
+    return Materialized(pixels, failures)

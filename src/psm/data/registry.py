@@ -1,10 +1,10 @@
-"""What can be loaded by name, and where it is published. Imports nothing heavy."""
+"""The named data sets and where they are published. Imports nothing heavy."""
 
 from typing import NamedTuple
 
 
-class Row(NamedTuple):
-    """One line of the list that ``psm data`` shows."""
+class DatasetInfo(NamedTuple):
+    """A row of the list that ``psm data`` shows."""
 
     name: str
     images: int
@@ -15,7 +15,7 @@ class Row(NamedTuple):
 
 
 class Archive(NamedTuple):
-    """A published file: where it is, how it is checked, and the folder that it unpacks to."""
+    """A published archive: its address, its checksum and the folder that it unpacks to."""
 
     url: str
     checksum: str
@@ -23,6 +23,7 @@ class Archive(NamedTuple):
 
     @property
     def file(self) -> str:
+        """File name of the archive."""
         return self.url.rsplit("/", 1)[-1]
 
 
@@ -40,23 +41,18 @@ ARCHIVES = {
     ),
 }
 
-_ROWS = [
-    Row("shapes", 7_000, 10, 32, "generated here, nothing to download", ""),
-    Row("cifar10", 60_000, 10, 32, "University of Toronto; no licence stated", ARCHIVES["cifar10"].url),
-    Row("cifar100", 60_000, 100, 32, "University of Toronto; no licence stated", ARCHIVES["cifar100"].url),
-    Row(
-        "tiny-imagenet",
-        110_000,
-        200,
-        64,
-        "Stanford CS231n; ImageNet terms, research only",
-        ARCHIVES["tiny-imagenet"].url,
-    ),
-]
+_TORONTO = "University of Toronto; no license stated"
+_STANFORD = "Stanford CS231n; ImageNet terms, research only"
+_DATASETS = (
+    DatasetInfo("shapes", 7_000, 10, 32, "generated here, nothing to download", ""),
+    DatasetInfo("cifar10", 60_000, 10, 32, _TORONTO, ARCHIVES["cifar10"].url),
+    DatasetInfo("cifar100", 60_000, 100, 32, _TORONTO, ARCHIVES["cifar100"].url),
+    DatasetInfo("tiny-imagenet", 110_000, 200, 64, _STANFORD, ARCHIVES["tiny-imagenet"].url),
+)
 
-NAMES = tuple(row.name for row in _ROWS)
+NAMES = tuple(info.name for info in _DATASETS)
 
 
-def published() -> list[Row]:
-    """Every set that has a name, in the order in which to show them."""
-    return list(_ROWS)
+def list_datasets() -> list[DatasetInfo]:
+    """Every named data set, in the order in which to show them."""
+    return list(_DATASETS)

@@ -1,4 +1,4 @@
-"""Reading CIFAR's pickles without running what a pickle may hold.
+"""Read CIFAR's pickles without running any code in them.
 
 A pickle is a program. This reader lets it build plain containers, numbers, text and bytes, and answers the few names
 that a pickled numpy array needs with stand-ins of its own: numpy itself never sees the file until its type, shape and
@@ -21,7 +21,7 @@ _TYPES = {"u1", "i1", "u2", "i2", "u4", "i4", "u8", "i8", "b1", "f4", "f8"}
 
 
 def read(path: Path) -> Any:
-    """What a pickle holds, or a UserError when it is not made of plain data alone."""
+    """The content of a pickle, or a UserError if it is not plain data alone."""
     if path.stat().st_size > _MOST_BYTES:
         raise UserError(
             f"{path} is larger than {_MOST_BYTES // 10**9} GB, which no published CIFAR file is; replace it."
@@ -37,7 +37,7 @@ def read(path: Path) -> Any:
 
 
 def as_array(value: Any) -> np.ndarray | None:
-    """The array that a value read stands for, or None when it stands for none."""
+    """The array that a value of ``read`` represents, or None."""
     value = getattr(value, "_values", value) if isinstance(value, _Array) else value
     return value if isinstance(value, np.ndarray) else None
 
@@ -109,7 +109,7 @@ class _Reader(pickle._Unpickler):
 
     def __init__(self, data: bytes):
         super().__init__(io.BytesIO(data), encoding="bytes")
-        self._room = len(data)
+        self._budget = len(data)
         self._names = {"ndarray": _Name(None), "dtype": _Name(_Type), "encode": _Name(self._encode)}
         self._names |= {"_reconstruct": _Name(lambda *_: _Array()), "scalar": _Name(self._scalar)}
         self._names |= {"_frombuffer": _Name(_array)}
@@ -126,8 +126,8 @@ class _Reader(pickle._Unpickler):
         """Python 3's way of writing bytes in old pickles. No file can hold more of them than its own length."""
         if _text(encoding) not in ("latin1", "latin-1"):
             raise pickle.UnpicklingError("it encodes text in an unusual way")
-        self._room -= len(text)
-        if self._room < 0:
+        self._budget -= len(text)
+        if self._budget < 0:
             raise pickle.UnpicklingError("it grows when read")
         return text.encode("latin1")
 

@@ -1,16 +1,16 @@
-"""A generated set of ten simple shapes: something to learn from without a download, the same on every machine.
+"""A generated data set of ten simple shapes: no download, the same pixels on every machine.
 
-Every image shows four of a kind at their own places, scales and turns, in its own colors, over its own background
-and clutter, so that pixels alone say little about the class while outlines say nearly everything. Fields over pixels
-use only +, -, *, /, sqrt, minimum and maximum, which are exact to the last bit everywhere; sines are taken of a few
-numbers an image only.
+Every image shows four copies of one shape at random positions, scales and rotations, in random colors, over a textured
+background with clutter, so that raw pixels say little about the class and outlines nearly everything. Arrays over
+pixels use only +, -, *, /, sqrt, minimum and maximum, which are exact to the last bit everywhere; sines are taken of a
+few numbers per image only.
 """
 
 from collections.abc import Callable
 
 import numpy as np
 
-SIDE, TRAIN, TEST, MOST = 32, 5_000, 2_000, 50_000
+SIZE, TRAIN, TEST, MOST = 32, 5_000, 2_000, 50_000  # pixels, images by default, largest images.limit
 BLOCK = 128  # a block is drawn from its own seed, so that image i is the same however many are asked for
 _VERSION = 1
 _SEEDS = {"train": 20_240_917, "test": 77_003_141}
@@ -31,15 +31,15 @@ def block(split: str, number: int, side: int) -> np.ndarray:
     return (np.clip(canvas, 0, 1) * 255 + 0.5).astype(np.uint8)
 
 
-def maker(split: str, side: int) -> Callable[[int, int], tuple[np.ndarray, list]]:
-    """The function that draws images ``start`` to ``stop`` of a split, with the failures there never are."""
+def reader(split: str, side: int) -> Callable[[int, int], tuple[np.ndarray, list]]:
+    """The function that draws images ``start`` to ``stop`` of a split, with an empty list of failures."""
 
-    def make(start: int, stop: int) -> tuple[np.ndarray, list]:
+    def read(start: int, stop: int) -> tuple[np.ndarray, list]:
         first, last = start // BLOCK, (stop - 1) // BLOCK
         drawn = np.concatenate([block(split, number, side) for number in range(first, last + 1)])
         return drawn[start - first * BLOCK : stop - first * BLOCK], []
 
-    return make
+    return read
 
 
 def fingerprint(split: str, count: int, side: int) -> str:
@@ -48,7 +48,7 @@ def fingerprint(split: str, count: int, side: int) -> str:
 
 
 def labels(count: int, first: int = 0) -> np.ndarray:
-    """Classes take turns, so that the first so many images are balanced, int64 (count,)."""
+    """Labels int64 (count,): classes alternate, so that any first images are balanced."""
     return np.arange(first, first + count, dtype=np.int64) % len(CLASSES)
 
 
@@ -71,8 +71,8 @@ def _tint(random: np.random.Generator, luminance: np.ndarray) -> np.ndarray:
     """Random colors (n, 3) of exactly the given luminance (n,), at most half as saturated as they could be."""
     direction = _uniform(random, -1, 1, len(luminance), 3)
     direction -= direction[:, :1] * _LUMINANCE[0] + direction[:, 1:2] * _LUMINANCE[1] + direction[:, 2:] * _LUMINANCE[2]
-    room = np.where(direction > 0, 1 - luminance[:, None], luminance[:, None]) / np.maximum(np.abs(direction), 1e-6)
-    reach = np.minimum(room.min(axis=1), 1) * _uniform(random, 0, 0.5, len(luminance))
+    largest = np.where(direction > 0, 1 - luminance[:, None], luminance[:, None]) / np.maximum(np.abs(direction), 1e-6)
+    reach = np.minimum(largest.min(axis=1), 1) * _uniform(random, 0, 0.5, len(luminance))
     return luminance[:, None] + reach[:, None] * direction
 
 
@@ -109,9 +109,9 @@ def _patches(random: np.random.Generator, count: int, side: int) -> Field:
     values = _uniform(random, -1, 1, count, coarse + 1, coarse + 1)
     place = (np.arange(side, dtype=np.float32) + np.float32(0.5)) * np.float32(coarse / side)
     cell = np.minimum(place.astype(np.int64), coarse - 1)
-    share = (place - cell).astype(np.float32)
-    rows = values[:, cell] * (1 - share)[None, :, None] + values[:, cell + 1] * share[None, :, None]
-    return rows[:, :, cell] * (1 - share) + rows[:, :, cell + 1] * share
+    weight = (place - cell).astype(np.float32)
+    rows = values[:, cell] * (1 - weight)[None, :, None] + values[:, cell + 1] * weight[None, :, None]
+    return rows[:, :, cell] * (1 - weight) + rows[:, :, cell + 1] * weight
 
 
 def _scatter(random: np.random.Generator, canvas: np.ndarray, color: np.ndarray, side: int) -> None:
@@ -131,15 +131,14 @@ def _scatter(random: np.random.Generator, canvas: np.ndarray, color: np.ndarray,
 
 
 def _smooth(distance: Field, pixel: float | np.ndarray) -> Field:
-    """Share of a pixel that lies inside, from the signed distance of its center to the outline."""
+    """Fraction of a pixel that lies inside, from the signed distance of its center to the outline."""
     return np.clip(np.float32(0.5) - distance / np.float32(pixel), 0, 1)
 
 
 def _coverage(random: np.random.Generator, kind: np.ndarray, side: int) -> Field:
-    """Share of every pixel that an image's shapes cover: four on a ring, each with its own scale and turn.
+    """Fraction of every pixel that an image's shapes cover: four on a ring, each with its own scale and rotation.
 
-    Four of a kind, so that what a random crop shows is still of that kind; the ring lies anywhere, so that pixels do
-    not line up.
+    Four copies, so that a random crop still shows the class; the ring lies anywhere, so that pixels do not line up.
     """
     across, down = _grid(side)
     count = len(kind)

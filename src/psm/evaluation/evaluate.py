@@ -1,8 +1,8 @@
 """Evaluation from a configuration: freeze an encoder, extract features, store every score with its protocol."""
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -12,8 +12,6 @@ from typing import Any
 import lightning
 import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
@@ -30,6 +28,7 @@ from psm.models.pretrained import EncoderInfo, find_encoder, load_encoder
 from psm.utils.checkpoint_file import read_checkpoint
 from psm.utils.errors import UserError
 from psm.utils.files import append_line
+from psm.utils.progress import StageBar, stages
 from psm.utils.run_folder import RunFolder
 from psm.utils.seeding import derived_seed, generator
 from psm.views.transform import Views
@@ -126,7 +125,7 @@ def run_evaluation(
     if config.baselines:
         subjects = [*_baselines(info, device, config.seed), *subjects]
     scores = []
-    with _bars(config.progress) as bars:
+    with stages(config.progress) as bars:
         for of, module, about in subjects:
             for kind, accuracy, used in _scores(of, module, data, views, config, bars):
                 facts = {**protocol, **about, **used, "seed": config.seed}
@@ -163,7 +162,7 @@ def _device(accelerator: str) -> torch.device:
 
 
 def _scores(
-    of: str, module: nn.Module, data: ImageDataset, views: Views, config: EvaluateConfig, bars: Callable[..., Any]
+    of: str, module: nn.Module, data: ImageDataset, views: Views, config: EvaluateConfig, bars: StageBar
 ) -> Iterator[tuple[str, Accuracy, dict[str, Any]]]:
     classes = len(data.classes)
 
@@ -180,7 +179,10 @@ def _scores(
         yield "knn", knn(train, labels[0], test, labels[1], classes, config.knn), used
     if config.linear.enabled:
         crops = Views(
-            ViewsConfig(preset="small", size=views.size, jitter=0.0, grayscale=0.0), data.size, views.mean, views.std
+            ViewsConfig(preset="small", size=views.size, color_jitter=0.0, grayscale=0.0),
+            data.size,
+            views.mean,
+            views.std,
         )
 
         def augmented(epoch: int) -> Tensor:
@@ -250,21 +252,3 @@ def check_settings(config: EvaluateConfig) -> None:
         raise UserError(f"knn.temperature={config.knn.temperature} must be above 0; 0.1 is usual.")
     if not (config.knn.enabled or config.linear.enabled):
         raise UserError("knn.enabled=false and linear.enabled=false leave nothing to score: keep one of them.")
-
-
-@contextmanager
-def _bars(shown: bool) -> Iterator[Callable[..., Any]]:
-    """A function that shows a bar for a named piece of work and yields how to advance it."""
-    if not shown:
-        yield lambda name, total: nullcontext(lambda count: None)
-        return
-    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-
-        @contextmanager
-        def bar(name: str, total: int) -> Iterator[Callable[[int], None]]:
-            task = progress.add_task(name, total=total)
-            yield lambda count: progress.update(task, advance=count)
-            progress.remove_task(task)
-
-        yield bar

@@ -13,6 +13,7 @@ from psm.evaluation.mining_analysis import load_snapshot
 from psm.mining.memory_bank import MemoryBank
 from psm.mining.negatives import bank_negatives
 from psm.utils.errors import UserError
+from psm.utils.indices import evenly_spaced
 from psm.utils.seeding import generator
 from psm.views.transform import Views
 
@@ -98,7 +99,7 @@ def gradient_ranks(
     # No rank may be empty for any query: one that may not meet its own image has as many rows fewer.
     ranks = max(1, min(ranks, bank.fill if method.bank.allow_self else bank.fill // 2))
     views = Views(config.views, data.size, snapshot.views.mean, snapshot.views.std)
-    chosen = torch.linspace(0, len(data.train) - 1, min(queries, len(data.train))).long()
+    chosen = evenly_spaced(len(data.train), queries)
     parts = []
     for number, ids in enumerate(chosen.split(batch)):
         draws = views.sample_params(len(ids), generator(config.seed, "gradients", number))

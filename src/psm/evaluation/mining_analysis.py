@@ -21,6 +21,7 @@ from psm.mining.positives import PositiveRule, Positives, ViewPositives
 from psm.models.siamese import SiameseNetworks
 from psm.utils.checkpoint_file import read_checkpoint
 from psm.utils.errors import UserError
+from psm.utils.indices import evenly_spaced
 from psm.views.transform import Views
 
 NEIGHBORS = 5  # shown where a method says nothing of how many
@@ -182,11 +183,6 @@ def _candidates(
 def same_class(labels: Tensor, queries: Tensor, ids: Tensor) -> Tensor:
     """Whether the images at ``ids``, (Q, n) or (n,) for all queries alike, are of their query's class, (Q, n)."""
     return labels[ids.clamp(min=0)] == labels[queries][:, None]
-
-
-def evenly_spaced(count: int, number: int) -> Tensor:
-    """At most ``number`` of ``count`` places, evenly spaced from the first to the last."""
-    return torch.linspace(0, count - 1, min(number, count)).long()
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from psm.reporting.curves import curves
 from psm.reporting.templates import template_environment
 from psm.utils.errors import UserError
 from psm.utils.files import read_lines, write_text_atomically
+from psm.utils.indices import evenly_spaced
 from psm.utils.run_folder import RunFolder
 
 log = logging.getLogger("psm")
@@ -32,7 +33,7 @@ def write_page(folder: Path | str, data: ImageDataset | None = None) -> Path:
     try:
         data = data or load_dataset(config.data, config.images, progress=False)
         if run.checkpoint.exists() and config.encoder != "custom":
-            chosen = torch.linspace(0, len(data.train) - 1, min(QUERIES, len(data.train))).long().unique()
+            chosen = evenly_spaced(len(data.train), QUERIES)
             found = mined_samples(run.checkpoint, data, chosen)
             queries = [query for query in found if query.positives or query.negatives]
             images = _images(data, queries) if queries else {}

@@ -73,9 +73,9 @@ def scores_table(scores: Iterable["Score"]) -> None:
 
 
 def published_table() -> None:
-    from psm.data.registry import published
+    from psm.data.registry import list_datasets
 
-    rows = published()
+    rows = list_datasets()
     table = Table(*rows[0]._fields, title="Data sets by name; any folder of images works too")
     for row in rows:
         table.add_row(*(f"{x:,}" if isinstance(x, int) else str(x) for x in row))
@@ -116,11 +116,13 @@ def _sheet(data, path: Path) -> None:
     import torch
     from PIL import Image
 
+    from psm.utils.indices import evenly_spaced
+
     columns = 16
     if data.classes:
         rows = [(data.train.labels == c).nonzero().flatten()[:columns] for c in range(min(len(data.classes), 20))]
     else:
-        rows = list(torch.linspace(0, len(data.train) - 1, min(len(data.train), 8 * columns)).long().split(columns))
+        rows = list(evenly_spaced(len(data.train), 8 * columns).split(columns))
     size = data.size + 2
     sheet = torch.full((len(rows) * size, columns * size, 3), 255, dtype=torch.uint8)
     for y, row in enumerate(rows):

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from psm.config import merge as settings
 from psm.config.schema import PretrainConfig
 from psm.data import ImageStore
-from psm.data.loader import Batch, Batches, share
+from psm.data.loader import Batch, BatchLoader, rank_slice
 from psm.losses.method_loss import method_loss
 from psm.methods.spec import MethodSpec
 from psm.mining.memory_bank import MemoryBank
@@ -152,9 +152,9 @@ class PretrainModule(lightning.LightningModule):
         if self.trainer.world_size > 1 and self.config.sync_batchnorm:
             sync_batchnorm(self.networks, self.trainer.strategy.root_device)
 
-    def train_dataloader(self) -> Batches:
+    def train_dataloader(self) -> BatchLoader:
         trainer = self.trainer
-        return Batches(
+        return BatchLoader(
             self.images,
             self.config.batch_size,
             self.config.seed,
@@ -198,9 +198,9 @@ class PretrainModule(lightning.LightningModule):
     def two_views(self, batch: Batch) -> Tensor:
         """Views (2, B, 3, H, W) of this rank's images, with parameters drawn for the global batch."""
         size = self.config.batch_size
-        mine = share(size, self.trainer.global_rank, self.trainer.world_size)
+        rows = rank_slice(size, self.trainer.global_rank, self.trainer.world_size)
         draws = self.views.sample_params(
-            size, generator(self.config.seed, "views", batch.step), share=mine, device=self.device
+            size, generator(self.config.seed, "views", batch.step), rows=rows, device=self.device
         )
         views = self.views.apply(batch.images, draws, channels_last=self.channels_last)
         return views.to(self.dtype)

@@ -20,6 +20,7 @@ from psm.config.stored import load_run_config
 from psm.data import ImageDataset, ImageStore, load_dataset
 from psm.data.from_torch import from_torch
 from psm.data.same_images import image_difference
+from psm.data.stats import channel_statistics
 from psm.methods.build import build_networks, method_of
 from psm.methods.plugins import load_plugins
 from psm.models.encoder import unwrapped
@@ -38,7 +39,7 @@ from psm.utils.errors import UserError
 from psm.utils.files import read_lines, remove_temporary_files, write_atomically, write_text_atomically
 from psm.utils.run_folder import RunFolder
 from psm.utils.run_lock import clear_run, lock_run
-from psm.views.transform import Views, channel_statistics
+from psm.views.transform import Views
 
 log = logging.getLogger("psm")
 

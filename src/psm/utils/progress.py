@@ -1,7 +1,7 @@
-"""Progress bars on the terminal: one for counts, one for bytes. Nothing is drawn where nobody looks."""
+"""Progress bars on the terminal, all in one style. Nothing is shown where the output is not a terminal."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 from rich.console import Console
 from rich.progress import (
@@ -15,27 +15,52 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 
-_FEW = 1_000  # a set this small is ready before a bar could be read
+FEW_ITEMS = 1_000  # that many are done before a bar could be read
+
+StageBar = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
+
+
+def build_progress(*columns: ProgressColumn, shown: bool = True) -> Progress:
+    """A transient bar on stderr: title, bar, the given columns and the time left; disabled off a terminal."""
+    console = Console(stderr=True)
+    layout = (TextColumn("{task.description}"), BarColumn(), *columns, TimeRemainingColumn())
+    return Progress(*layout, console=console, transient=True, disable=not (shown and console.is_terminal))
 
 
 @contextmanager
 def counting(title: str, total: int, shown: bool) -> Iterator[Callable[[int], None]]:
-    """A bar over so many things; yields the function that sets how many are done."""
-    with _bar(title, total, shown and total > _FEW, MofNCompleteColumn()) as update:
+    """A bar over a number of items; yields the function that sets how many are done."""
+    with _bar(title, total, build_progress(MofNCompleteColumn(), shown=shown and total > FEW_ITEMS)) as update:
         yield update
 
 
 @contextmanager
 def transferring(title: str, total: int | None, shown: bool) -> Iterator[Callable[[int], None]]:
     """A bar over bytes with their rate; yields the function that sets how many have arrived."""
-    with _bar(title, total, shown, DownloadColumn(), TransferSpeedColumn()) as update:
+    with _bar(title, total, build_progress(DownloadColumn(), TransferSpeedColumn(), shown=shown)) as update:
         yield update
 
 
 @contextmanager
-def _bar(title: str, total: int | None, shown: bool, *columns: ProgressColumn) -> Iterator[Callable[[int], None]]:
-    console = Console(stderr=True)
-    layout = (TextColumn("{task.description}"), BarColumn(), *columns, TimeRemainingColumn())
-    with Progress(*layout, console=console, transient=True, disable=not (shown and console.is_terminal)) as progress:
+def stages(shown: bool) -> Iterator[StageBar]:
+    """Bars of several stages, one at a time.
+
+    Yields a function of a stage's title and total; it returns a context manager that yields the function that adds to
+    the number done.
+    """
+    with build_progress(MofNCompleteColumn(), shown=shown) as progress:
+
+        @contextmanager
+        def stage(title: str, total: int) -> Iterator[Callable[[int], None]]:
+            task = progress.add_task(title, total=total)
+            yield lambda count: progress.update(task, advance=count)
+            progress.remove_task(task)
+
+        yield stage
+
+
+@contextmanager
+def _bar(title: str, total: int | None, progress: Progress) -> Iterator[Callable[[int], None]]:
+    with progress:
         task = progress.add_task(title, total=total)
         yield lambda done: progress.update(task, completed=done)

@@ -1,28 +1,27 @@
-"""Every random draw as a pure function of (seed, purpose, place): a resumed or re-sharded run repeats exactly."""
+"""Random generators derived from (seed, purpose, position): a resumed or re-sharded run repeats every draw."""
 
 import hashlib
 
 import torch
 
 
-def derived_seed(seed: int, purpose: str, *place: int) -> int:
-    """A 63-bit seed that differs for every purpose and place (a step, an epoch, an index)."""
-    text = f"{seed}/{purpose}/{'/'.join(map(str, place))}"
+def derived_seed(seed: int, purpose: str, *position: int) -> int:
+    """A 63-bit seed that differs for every purpose and position (a step, an epoch, an index)."""
+    text = f"{seed}/{purpose}/{'/'.join(map(str, position))}"
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") >> 1
 
 
-def generator(seed: int, purpose: str, *place: int, device: torch.device | str = "cpu") -> torch.Generator:
-    """A fresh generator for one purpose at one place, for example ``generator(seed, "views", step)``."""
-    return torch.Generator(device).manual_seed(derived_seed(seed, purpose, *place))
+def generator(seed: int, purpose: str, *position: int, device: torch.device | str = "cpu") -> torch.Generator:
+    """A new generator for one purpose at one position, for example ``generator(seed, "views", step)``."""
+    return torch.Generator(device).manual_seed(derived_seed(seed, purpose, *position))
 
 
 def seed_networks(seed: int, device: torch.device) -> None:
-    """Seed torch's own generators, of the CPU and of this kind of device, which networks draw from.
+    """Seed torch's global generators of the CPU and of this device's kind (dropout, stochastic depth).
 
-    ``torch.manual_seed`` does that for all kinds of devices, and for each that is not there notes where it was asked
-    to: a millisecond every time.
+    ``torch.manual_seed`` seeds every kind of device, which takes a millisecond a call for those that are absent.
     """
     torch.default_generator.manual_seed(seed)
     if device.type not in ("cpu", "meta"):
-        kind = torch.get_device_module(device)
-        getattr(kind, "manual_seed_all", kind.manual_seed)(seed)
+        module = torch.get_device_module(device)
+        getattr(module, "manual_seed_all", module.manual_seed)(seed)

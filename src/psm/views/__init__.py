@@ -1,1 +1,1 @@
-"""Views of images: what is drawn for a batch, and what is done with the drawn numbers."""
+"""Views of images: sampled augmentation parameters (``transform``) and the augmentations (``functional``)."""

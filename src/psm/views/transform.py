@@ -1,105 +1,95 @@
-"""Views of a whole batch at once, on the device it is on, each image with its own draws (SimCLR / MoCo v2 recipe).
+"""Random views of a batch of images, on the batch's device (SimCLR / MoCo v2 augmentations).
 
-What makes it fast is that nearly every step is linear: the crop, its resize and the flip are two products with
-resampling matrices, the five color changes are one 3x3 matrix and one offset, the blur is two products with a banded
-matrix. Each view is made on its own: both in one go would need twice the memory at a time and gain nothing. On a CPU
-that has it compiled, crop and colors are one pass (``crops``).
+The parameters of a whole batch are sampled first (``Views.sample_params``) and applied after (``Views.apply``), so that
+processes that split a batch apply the same parameters. The augmentations are the pure functions of ``functional``; on a
+CPU with compiled kernels, crop and color are one pass.
 """
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
-from functools import cache, wraps
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor
-from torch.nn import functional
+from torch.nn.functional import interpolate
 
 from psm.config.schema import ViewsConfig
 from psm.kernels import crop as crops
 from psm.utils.devices import to_device, without_autocast
 from psm.utils.errors import UserError
+from psm.views.functional import (
+    LUMA,
+    adjust_color,
+    color_matrix,
+    constant,
+    crop_boxes,
+    gaussian_blur,
+    resized_crop,
+    solarize,
+)
+from psm.views.presets import resolve_views
 
-CPU_PIXELS = 2**18  # of views made at a time on a CPU: what its cache holds; a third faster from 64 pixels up
-TRIES = 10  # of a crop, before the central one is taken
-LUMA = (0.299, 0.587, 0.114)
-GRAY = (LUMA, LUMA, LUMA)  # the matrix that drops color
-TWIST = ((0.0, -1.0, 1.0), (1.0, 0.0, -1.0), (-1.0, 1.0, 0.0))  # cross product with (1, 1, 1), the gray axis
-IDENTITY = ((1.0, 0.0, 0.0), (0.0, 1.0, 0.0), (0.0, 0.0, 1.0))
-
-SMALL_BELOW = 64  # pixels of a view: the preset that auto takes
-SMALL = {
-    "crop": [0.2, 1.0],
-    "ratio": [3 / 4, 4 / 3],
-    "flip": 0.5,
-    "jitter": 0.8,
-    "brightness": 0.4,
-    "contrast": 0.4,
-    "saturation": 0.4,
-    "hue": 0.1,
-    "grayscale": 0.2,
-    "blur": 0.0,
-    "sigma": [0.1, 2.0],
-    "solarize": 0.0,
-}
-PRESETS = {"small": SMALL, "large": SMALL | {"blur": 0.5}}
+CPU_CHUNK_PIXELS = 2**18  # pixels of views computed at a time on a CPU: they stay in its cache
+CROP_PROPOSALS = 10  # boxes sampled for a crop, before the central one is taken
+NUMBERS_PER_VIEW = 2 * CROP_PROPOSALS + 12
+NO_MEAN, NO_STD = (0.0,) * 3, (1.0,) * 3  # normalization that changes nothing
 
 
 @dataclass(frozen=True)
 class AugmentParams:
-    """What was drawn for each view of each image, (views, B) each; a step that was not drawn has its neutral value.
+    """Sampled parameters of each view of each image, (views, B) each; what is not applied has its neutral value.
 
-    ``draws[first:last]`` is the share of some of the images, so that processes that share a batch share its draws.
+    ``params[first:last]`` are those of some of the images.
     """
 
-    area: Tensor  # (views, B, tries): share of the image's area that a tried crop covers
-    ratio: Tensor  # (views, B, tries): its width over its height
-    place: Tensor  # (views, B, 2): where it lies, from 0 (top, left) to 1 (bottom, right)
+    crop_scale: Tensor  # (views, B, proposals): fraction of the image's area
+    crop_ratio: Tensor  # (views, B, proposals): width over height
+    crop_position: Tensor  # (views, B, 2): vertical and horizontal, from 0 (top, left) to 1 (bottom, right)
     flip: Tensor
     brightness: Tensor
     contrast: Tensor
     saturation: Tensor
-    turn: Tensor  # hue, in turns of the color circle
+    hue: Tensor  # angle, in turns of the color circle
     grayscale: Tensor
-    sigma: Tensor  # of the blur, in pixels of the view; 0: none
+    blur_sigma: Tensor  # in pixels of the view; 0: no blur
     solarize: Tensor
 
     def __len__(self) -> int:
         return self.flip.shape[-1]
 
     def __getitem__(self, images: slice | Tensor) -> "AugmentParams":
-        return self._each(lambda numbers: numbers[:, images])
+        return self._map(lambda values: values[:, images])
 
     def views(self) -> list["AugmentParams"]:
-        """The draws of each view alone, (B,) each."""
-        return [self._each(lambda numbers, view=view: numbers[view]) for view in range(len(self.flip))]
+        """The parameters of each view, (B,) each."""
+        return [self._map(lambda values, view=view: values[view]) for view in range(len(self.flip))]  # type: ignore[misc]
 
-    def _each(self, function: Callable[[Tensor], Tensor]) -> "AugmentParams":
+    def boxes(self, height: int, width: int, ratio_range: Sequence[float]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Top, left, height and width of the crops of images of this size."""
+        return crop_boxes(self.crop_scale, self.crop_ratio, self.crop_position, height, width, ratio_range)
+
+    def colors(self) -> tuple[Tensor, Tensor]:
+        """The affine maps of colors, as ``color_matrix`` gives them."""
+        return color_matrix(self.brightness, self.contrast, self.saturation, self.hue, self.grayscale)
+
+    def _map(self, function: Callable[[Tensor], Tensor]) -> "AugmentParams":
         return AugmentParams(*(function(getattr(self, field.name)) for field in fields(self)))
 
 
-def in_single_precision(function: Callable) -> Callable:
-    """Runs a function with float32 as the default type: training in another precision changes it around a step."""
-
-    @wraps(function)
-    def wrapped(*args: Any, **kwargs: Any) -> Any:
-        before = torch.get_default_dtype()
-        torch.set_default_dtype(torch.float32)
-        try:
-            return function(*args, **kwargs)
-        finally:
-            torch.set_default_dtype(before)
-
-    return wrapped
-
-
 class Views:
-    """Two (or n) views of a batch of uint8 images."""
+    """Random views of batches of uint8 images (B, 3, H, W)."""
 
     def __init__(self, config: ViewsConfig, image_size: int, mean: Sequence[float], std: Sequence[float]):
-        self.config = resolved(config, image_size)
-        self.size: int = self.config.size
+        """Set up views of one data set.
+
+        Args:
+            config: the user's settings; None values are filled in by the preset.
+            image_size: side of the images in pixels, and of the views unless the config has another.
+            mean: of each channel, on a scale of 0 to 1.
+            std: standard deviation of each channel.
+        """
+        self.settings = resolve_views(config, image_size)
+        self.size = self.settings.size
         self.mean, self.std = tuple(map(float, mean)), tuple(map(float, std))
         usable = all(map(math.isfinite, self.mean)) and all(0 < deviation < math.inf for deviation in self.std)
         if len(self.mean) != 3 or len(self.std) != 3 or not usable:
@@ -108,313 +98,161 @@ class Views:
                 "give three numbers each, the deviations above 0."
             )
 
-    @in_single_precision
     def sample_params(
         self,
         count: int,
         generator: torch.Generator,
         views: int = 2,
-        share: slice = slice(None),
+        rows: slice = slice(None),
         device: torch.device | str = "cpu",
     ) -> AugmentParams:
-        """Every random number of ``views`` views of ``count`` images, drawn on the CPU: the same for every device.
+        """Sample the parameters of ``views`` views of ``count`` images.
 
-        ``share`` takes those of some of the images, so that processes that share a batch share its draws. They go to
-        the ``device`` in one copy that waits for nothing. As many numbers are drawn whatever the configuration, so
-        that one setting changed leaves the other draws alone.
+        Random numbers are drawn on the CPU, so they are the same for every device, and always as many, so that a
+        setting changes no other augmentation's parameters. They go to the device in one asynchronous copy.
+
+        Args:
+            count: images of the global batch.
+            generator: a CPU generator.
+            views: views of each image.
+            rows: the images of the global batch to return parameters for (a process's ``rank_slice``).
+            device: where to put them.
         """
-        config = self.config
-        uniform = torch.rand(views, count, 2 * TRIES + 12, generator=generator)[:, share]
-        uniform = to_device(uniform, torch.device(device))
-        area, log_ratio, place, coins, amounts = uniform.split([TRIES, TRIES, 2, 5, 5], dim=-1)
-        chances = (config.flip, config.jitter, config.grayscale, config.blur, config.solarize)
-        flip, jitter, grayscale, blur, solarize = (coins < constant(chances, uniform.device)).unbind(-1)
-        brightness, contrast, saturation, turn, sigma = amounts.unbind(-1)
+        uniform = torch.rand(views, count, NUMBERS_PER_VIEW, generator=generator, dtype=torch.float32)[:, rows]
+        return self._params(to_device(uniform, torch.device(device)))
+
+    def _params(self, uniform: Tensor) -> AugmentParams:
+        """Parameters from numbers (views, B, NUMBERS_PER_VIEW) uniform in [0, 1)."""
+        settings = self.settings
+        split = [CROP_PROPOSALS, CROP_PROPOSALS, 2, 5, 5]
+        scale, log_ratio, position, chances, amounts = uniform.split(split, dim=-1)
+        probabilities = (settings.flip, settings.color_jitter, settings.grayscale, settings.blur, settings.solarize)
+        flip, jitter, grayscale, blur, solarized = (chances < constant(probabilities, uniform.device)).unbind(-1)
+        brightness, contrast, saturation, hue, sigma = amounts.unbind(-1)
 
         def factor(amount: Tensor, strength: float) -> Tensor:
-            return torch.where(jitter, between(amount, max(0.0, 1 - strength), 1 + strength), 1.0)
+            return torch.where(jitter, _between(amount, max(0.0, 1 - strength), 1 + strength), 1.0)
 
+        smallest_ratio, largest_ratio = map(math.log, settings.crop_ratio)
         return AugmentParams(
-            area=between(area, *config.crop),
-            ratio=between(log_ratio, *map(math.log, config.ratio)).exp(),
-            place=place,
+            crop_scale=_between(scale, *settings.crop_scale),
+            crop_ratio=_between(log_ratio, smallest_ratio, largest_ratio).exp(),
+            crop_position=position,
             flip=flip,
-            brightness=factor(brightness, config.brightness),
-            contrast=factor(contrast, config.contrast),
-            saturation=factor(saturation, config.saturation),
-            turn=torch.where(jitter, between(turn, -config.hue, config.hue), 0.0),
+            brightness=factor(brightness, settings.brightness),
+            contrast=factor(contrast, settings.contrast),
+            saturation=factor(saturation, settings.saturation),
+            hue=torch.where(jitter, _between(hue, -settings.hue, settings.hue), 0.0),
             grayscale=grayscale,
-            sigma=torch.where(blur, between(sigma, *config.sigma), 0.0),
-            solarize=solarize,
+            blur_sigma=torch.where(blur, _between(sigma, *settings.blur_sigma), 0.0),
+            solarize=solarized,
         )
 
-    @in_single_precision
     @torch.no_grad()
-    def apply(self, images: Tensor, draws: AugmentParams, channels_last: bool = False) -> Tensor:
-        """The views (views, B, 3, size, size) of uint8 images (B, 3, H, W), normalized, in float32.
+    def apply(self, images: Tensor, params: AugmentParams, channels_last: bool = False) -> Tensor:
+        """Views of images, normalized.
 
-        With ``channels_last`` the views, flattened to (views * B, 3, size, size), have channels-last strides.
+        Args:
+            images: uint8 (B, 3, H, W).
+            params: of as many images.
+            channels_last: give the views, flattened to (views * B, 3, size, size), channels-last strides.
+
+        Returns:
+            float32 (views, B, 3, size, size).
         """
-        check_images(images)
-        if len(draws) != len(images):
-            raise UserError(f"{len(images)} images cannot take the draws of {len(draws)}; draw for as many as given.")
-        shape = (len(draws.flip), len(images), 3, self.size, self.size)
-        if channels_last:
-            views = images.new_empty((*shape[:2], *shape[3:], 3), dtype=torch.float32).movedim(-1, 2)
-        else:
-            views = images.new_empty(shape, dtype=torch.float32)
-        share = max(1, CPU_PIXELS // self.size**2) if images.device.type == "cpu" else max(1, len(images))
-        compiled = crops.apply_to(images, self.size, draws.area, draws.place, draws.brightness, draws.turn)
+        _check_images(images)
+        if len(params) != len(images):
+            raise UserError(
+                f"{len(images)} images were given with the parameters of {len(params)}; sample as many as there are "
+                "images."
+            )
+        views = self._empty(images, len(params.flip), channels_last)
+        fused = crops.apply_to(
+            images, self.size, params.crop_scale, params.crop_position, params.brightness, params.hue
+        )
         with without_autocast(images.device):
-            if compiled and not self._has_more:
-                self._crop(views, images, draws, self.mean, self.std)
+            if fused and not self._has_filters:
+                self._fused_crop(views, images, params, self.mean, self.std)
                 return views
-            for first in range(0, len(images), share):
-                part = slice(first, first + share)
-                if compiled:
-                    colored = views.new_empty((len(views), len(images[part]), *shape[2:]))
-                    self._crop(colored, images[part], draws[part], (0.0,) * 3, (1.0,) * 3)
-                else:
-                    pixels = images[part].float().div_(255)
-                    colored = (self._colored(pixels, of_view) for of_view in draws[part].views())
-                for view, begun, of_view in zip(views[:, part], colored, draws[part].views(), strict=True):
-                    view.copy_(self._normalized(self._finished(begun, of_view)))
+            for rows in self._chunks(images):
+                crop_and_color = self._fused_views if fused else self._plain_views
+                pairs = zip(
+                    views[:, rows], crop_and_color(images[rows], params[rows]), params[rows].views(), strict=True
+                )
+                for view, colored, view_params in pairs:
+                    view.copy_(self._normalize_(self._filter(colored, view_params)))
         return views
 
-    def _crop(
-        self, views: Tensor, images: Tensor, draws: AugmentParams, mean: Sequence[float], std: Sequence[float]
-    ) -> None:
-        """Crop, colors and norm by what is compiled."""
-        box = crop_boxes(draws, *images.shape[2:], self.config.ratio)
-        crops.make(views, images, box, draws.flip, coloring(draws, images.device), (LUMA, mean, std))
-
-    @in_single_precision
     @torch.no_grad()
     def plain(self, images: Tensor) -> Tensor:
-        """The images as they are, (B, 3, size, size): resized where their size differs, and normalized."""
-        check_images(images)
+        """uint8 images without augmentation: resized where their size differs, normalized, (B, 3, size, size)."""
+        _check_images(images)
         with without_autocast(images.device):
             pixels = images.float().div_(255)
             if pixels.shape[2:] != (self.size, self.size):
-                pixels = functional.interpolate(pixels, (self.size, self.size), mode="bilinear", antialias=True)
-            return self._normalized(pixels)
+                pixels = interpolate(pixels, (self.size, self.size), mode="bilinear", antialias=True)
+            return self._normalize_(pixels)
 
-    def _colored(self, pixels: Tensor, draws: AugmentParams) -> Tensor:
-        """One view of images with values from 0 to 1, in the same range: crop and colors."""
-        box = crop_boxes(draws, *pixels.shape[2:], self.config.ratio)
-        return recolored(cropped(pixels, box, draws.flip, self.size), draws)
+    def _empty(self, images: Tensor, views: int, channels_last: bool) -> Tensor:
+        """Memory for the views, (views, B, 3, size, size)."""
+        if channels_last:
+            shape = (views, len(images), self.size, self.size, 3)
+            return images.new_empty(shape, dtype=torch.float32).movedim(-1, 2)
+        return images.new_empty((views, len(images), 3, self.size, self.size), dtype=torch.float32)
+
+    def _chunks(self, images: Tensor) -> Iterable[slice]:
+        """Slices of the images to compute at a time: all of them on an accelerator."""
+        step = max(1, CPU_CHUNK_PIXELS // self.size**2) if images.device.type == "cpu" else max(1, len(images))
+        return (slice(first, first + step) for first in range(0, len(images), step))
+
+    def _fused_crop(
+        self, views: Tensor, images: Tensor, params: AugmentParams, mean: Sequence[float], std: Sequence[float]
+    ) -> None:
+        """Write cropped, colored and normalized views by the compiled kernel."""
+        box = params.boxes(images.shape[2], images.shape[3], self.settings.crop_ratio)
+        crops.make(views, images, box, params.flip, params.colors(), (LUMA, mean, std))
+
+    def _fused_views(self, images: Tensor, params: AugmentParams) -> Iterable[Tensor]:
+        """Cropped and colored views with values in [0, 1], by the compiled kernel."""
+        views = self._empty(images, len(params.flip), channels_last=False)
+        self._fused_crop(views, images, params, NO_MEAN, NO_STD)
+        return views
+
+    def _plain_views(self, images: Tensor, params: AugmentParams) -> Iterable[Tensor]:
+        """The same in plain PyTorch, one view at a time."""
+        pixels = images.float().div_(255)
+        for view_params in params.views():
+            box = view_params.boxes(images.shape[2], images.shape[3], self.settings.crop_ratio)
+            yield adjust_color(resized_crop(pixels, box, view_params.flip, self.size), *view_params.colors())
 
     @property
-    def _has_more(self) -> bool:
-        """Whether anything comes after crop and colors."""
-        return self.config.blur > 0 or self.config.solarize > 0
+    def _has_filters(self) -> bool:
+        """True if blur or solarization can follow crop and color."""
+        return self.settings.blur > 0 or self.settings.solarize > 0
 
-    def _finished(self, view: Tensor, draws: AugmentParams) -> Tensor:
-        """What comes after them."""
-        config = self.config
-        if config.blur > 0:
-            view = blurred(view, draws.sigma, radius=min(math.ceil(3 * config.sigma[1]), self.size))
-        if config.solarize > 0:
-            view = solarized(view, draws.solarize)
+    def _filter(self, view: Tensor, params: AugmentParams) -> Tensor:
+        """Blur and solarize one view (B, 3, size, size)."""
+        settings = self.settings
+        if settings.blur > 0:
+            radius = min(math.ceil(3 * settings.blur_sigma[1]), self.size)
+            view = gaussian_blur(view, params.blur_sigma, radius)
+        if settings.solarize > 0:
+            view = solarize(view, params.solarize)
         return view
 
-    def _normalized(self, pixels: Tensor) -> Tensor:
-        """Zero mean and unit deviation over the data set, in place."""
+    def _normalize_(self, pixels: Tensor) -> Tensor:
+        """Subtract the mean and divide by the standard deviation of each channel, in place."""
         mean, std = constant((self.mean, self.std), pixels.device)
         return pixels.sub_(mean[:, None, None]).div_(std[:, None, None])
 
 
-def crop_boxes(draws: AugmentParams, height: int, width: int, ratio: Sequence[float]) -> tuple[Tensor, ...]:
-    """Top, left, height and width of each crop, (B,) each, in whole pixels.
-
-    The first tried box that fits in the image counts; where none fits, the largest central one of an allowed ratio.
-    """
-    area = draws.area * (height * width)
-    tried_heights = (area / draws.ratio).sqrt().round()
-    tried_widths = (area * draws.ratio).sqrt().round()
-    fits = (tried_heights >= 1) & (tried_heights <= height) & (tried_widths >= 1) & (tried_widths <= width)
-    # Of equal values argmax may return any, so earlier tries are made to count more.
-    first = (fits * torch.arange(TRIES, 0, -1, device=fits.device)).argmax(-1, keepdim=True)
-    found = fits.any(-1)
-    central_height = min(height, max(1, round(width / ratio[0])))
-    central_width = min(width, max(1, round(height * ratio[1])))
-    heights = torch.where(found, tried_heights.gather(-1, first).squeeze(-1), central_height)
-    widths = torch.where(found, tried_widths.gather(-1, first).squeeze(-1), central_width)
-
-    def start(place: Tensor, room: Tensor, center: int) -> Tensor:
-        # A number just below 1 may round up to one pixel more than there is room for, hence the minimum.
-        return torch.where(found, torch.minimum((place * (room + 1)).floor(), room), center)
-
-    tops = start(draws.place[..., 0], height - heights, round((height - central_height) / 2))
-    lefts = start(draws.place[..., 1], width - widths, round((width - central_width) / 2))
-    return tops, lefts, heights, widths
-
-
-def cropped(pixels: Tensor, box: tuple[Tensor, ...], flip: Tensor, size: int) -> Tensor:
-    """The boxes of the images (B, 3, H, W), resized and, where drawn, flipped: (B, 3, size, size)."""
-    tops, lefts, heights, widths = box
-    rows = resampling(tops, heights, pixels.shape[2], size)
-    columns = resampling(lefts, widths, pixels.shape[3], size, flip)
-    # Channels and rows as one dimension: one product per image rather than three.
-    narrowed = pixels.flatten(1, 2) @ columns.mT
-    return rows.unsqueeze(1) @ narrowed.unflatten(1, pixels.shape[1:3])
-
-
-def resampling(start: Tensor, extent: Tensor, length: int, size: int, mirrored: Tensor | None = None) -> Tensor:
-    """Bilinear weights (B, size, length) that resize ``extent`` pixels from ``start`` on, of ``length``, to ``size``.
-
-    Where that shrinks, the triangle is widened by the same factor (antialiasing), as Pillow and torchvision do.
-    """
-    start, extent = start[:, None], extent[:, None]
-    place = (torch.arange(size, device=start.device) + 0.5) / size
-    if mirrored is not None:
-        place = torch.where(mirrored[:, None], 1 - place, place)
-    centers = start + extent * place
-    pixels = torch.arange(length, device=start.device) + 0.5
-    reach = (extent / size).clamp(min=1).unsqueeze(-1)
-    weights = (pixels - centers.unsqueeze(-1)).abs_().div_(reach).neg_().add_(1).clamp_(min=0)
-    inside = (pixels > start) & (pixels < start + extent)
-    weights.mul_(inside.unsqueeze(1))
-    return weights.div_(weights.sum(-1, keepdim=True))
-
-
-def recolored(views: Tensor, draws: AugmentParams) -> Tensor:
-    """Brightness, contrast, saturation, hue and grayscale of (B, 3, H, W), all at once, held within [0, 1].
-
-    All five are affine in color, so an image needs one 3x3 matrix and one gray offset. Values are cut off once, at
-    the end; with no cut in between, brightness, contrast and saturation give the same in any order, so no order is
-    drawn. Contrast pivots on the mean luma. Hue turns colors about the gray axis (the rotation of StyleGAN2-ADA):
-    linear, not the shift in HSV.
-    """
-    matrix, pivot = coloring(draws, views.device)
-    pixels = views.flatten(2)
-    mean_luma = pixels.mean(-1) @ constant(LUMA, views.device)
-    return torch.baddbmm(_matrix(pivot * mean_luma), matrix, pixels).clamp_(0, 1).view_as(views)
-
-
-def coloring(draws: AugmentParams, device: torch.device) -> tuple[Tensor, Tensor]:
-    """The matrix (..., 3, 3) of each view, and what its mean luma counts for in the offset, (...)."""
-    gray, twist, identity = constant((GRAY, TWIST, IDENTITY), device)
-    contrast, saturation = draws.contrast, draws.saturation
-    angle = _matrix(draws.turn) * (2 * math.pi)
-    turned = angle.cos() * identity + (1 - angle.cos()) / 3 + angle.sin() / math.sqrt(3) * twist
-    saturated = _matrix(saturation) * identity + _matrix(1 - saturation) * gray
-    matrix = _matrix(draws.brightness * contrast) * (turned @ saturated)
-    matrix = torch.where(_matrix(draws.grayscale), gray @ matrix, matrix)
-    return matrix, draws.brightness * (1 - contrast)
-
-
-def blurred(views: Tensor, sigma: Tensor, radius: int) -> Tensor:
-    """A Gaussian blur of (B, 3, S, S), cut off at ``radius`` pixels; where sigma is 0 the view stays as it is.
-
-    Beyond an edge the image is taken as mirrored, edge pixel included, which keeps the mean.
-    """
-    distance = torch.arange(-radius, radius + 1, device=views.device)
-    # Small enough for the neighbors' weight to vanish, large enough not to divide by zero.
-    taps = (distance / sigma.clamp(min=1e-3)[:, None]).square().mul(-0.5).exp()
-    taps = taps / taps.sum(-1, keepdim=True)
-    size = views.shape[-1]
-    band = (taps @ mirrored_shifts(radius, size, views.device).flatten(1)).unflatten(1, (size, size))
-    # Channels and rows as one dimension, as in the crop; the band is symmetric.
-    blurred_rows = views.flatten(1, 2) @ band
-    return band.unsqueeze(1) @ blurred_rows.view_as(views)
-
-
-@cache
-def mirrored_shifts(radius: int, size: int, device: torch.device) -> Tensor:
-    """For each shift from ``-radius`` to ``radius`` the 0/1 matrix (size, size) that reads pixel i + shift for i."""
-    source = torch.arange(size) + torch.arange(-radius, radius + 1)[:, None]
-    source = torch.where(source < 0, -1 - source, source)
-    source = torch.where(source >= size, 2 * size - 1 - source, source)
-    return functional.one_hot(source, size).float().to(device)
-
-
-def solarized(views: Tensor, drawn: Tensor) -> Tensor:
-    """Values from the middle up inverted, in those of the views (B, 3, H, W) that drew it."""
-    return torch.where(_matrix(drawn).unsqueeze(-1) & (views >= 0.5), 1 - views, views)
-
-
-def channel_statistics(images: Any, limit: int = 10_000) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and standard deviation of each channel, on a scale of 0 to 1, over at most ``limit`` evenly spaced images.
-
-    A deviation is at least one step of uint8, so that images all of one color can be normalized too.
-    """
-    if len(images) == 0:
-        raise UserError("there is no image to take the channel statistics of; give a source with at least one.")
-    indices = torch.linspace(0, len(images) - 1, min(len(images), limit), dtype=torch.float64).round().long()
-    total, squares, count = torch.zeros(3, dtype=torch.float64), torch.zeros(3, dtype=torch.float64), 0
-    for chunk in indices.split(100):
-        values = images.take(chunk).to("cpu", torch.float64).div_(255)
-        total += values.sum((0, 2, 3))
-        squares += values.square().sum((0, 2, 3))
-        count += values[:, 0].numel()
-    mean = total / count
-    std = (squares / count - mean.square()).clamp(min=1 / 255**2).sqrt()
-    return tuple(mean.tolist()), tuple(std.tolist())
-
-
-def resolved(config: ViewsConfig, image_size: int) -> ViewsConfig:
-    """The configuration with every None replaced by what the preset says, checked."""
-    if config.preset not in (*PRESETS, "auto"):
-        raise UserError(f"views.preset is {config.preset!r}; use small, large or auto.")
-    size = image_size if config.size is None else config.size
-    if not isinstance(size, int) or size < 1:
-        raise UserError(f"views.size is {size!r}; it must be a whole number of pixels from 1 up.")
-    preset = config.preset
-    if preset == "auto":
-        preset = "small" if size < SMALL_BELOW else "large"
-    unset = {name: value for name, value in PRESETS[preset].items() if getattr(config, name) is None}
-    config = replace(config, preset=preset, size=size, **unset)
-
-    for name in ("flip", "jitter", "grayscale", "blur", "solarize"):
-        check_number(config, name, 0, 1, "a probability from 0 to 1")
-    for name in ("brightness", "contrast", "saturation"):
-        check_number(config, name, 0, math.inf, "a number from 0 up")
-    check_number(config, "hue", 0, 0.5, "a share of a turn from 0 to 0.5")
-    check_range(config, "crop", 1, "the smallest and the largest share of the area, above 0 and at most 1")
-    check_range(config, "ratio", math.inf, "the smallest and the largest width over height, above 0")
-    check_range(config, "sigma", math.inf, "the smallest and the largest blur in pixels, above 0")
-    return config
-
-
-def check_number(config: ViewsConfig, name: str, least: float, most: float, allowed: str) -> None:
-    """Refuse what is not a finite number between the bounds."""
-    value = getattr(config, name)
-    if not is_number(value) or not least <= value <= most:
-        raise UserError(f"views.{name} is {value!r}; it must be {allowed}.")
-
-
-def check_range(config: ViewsConfig, name: str, most: float, allowed: str) -> None:
-    """Refuse what is not two finite numbers in ascending order, above 0 and at most ``most``."""
-    value = getattr(config, name)
-    pair = list(value) if isinstance(value, Sequence) and not isinstance(value, str) else []
-    if len(pair) != 2 or not all(map(is_number, pair)) or not 0 < pair[0] <= pair[1] <= most:
-        raise UserError(f"views.{name} is {value!r}; it must be two numbers, {allowed}.")
-
-
-def check_images(images: Tensor) -> None:
+def _check_images(images: Tensor) -> None:
     """Refuse what is not a batch of uint8 color images."""
     if images.dtype != torch.uint8 or images.ndim != 4 or images.shape[1] != 3:
         given = f"{str(images.dtype).removeprefix('torch.')} of shape {tuple(images.shape)}"
         raise UserError(f"the images given are {given}; views are made of uint8 of shape (B, 3, H, W).")
 
 
-def is_number(value: Any) -> bool:
-    """Whether a configured value is a finite number."""
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def between(uniform: Tensor, low: float, high: float) -> Tensor:
-    """Numbers drawn from [0, 1) moved to [low, high)."""
+def _between(uniform: Tensor, low: float, high: float) -> Tensor:
+    """Numbers uniform in [0, 1) scaled to [low, high)."""
     return low + (high - low) * uniform
-
-
-@cache
-def constant(values: tuple, device: torch.device) -> Tensor:
-    """Fixed numbers on a device, copied there once: a copy in every step would make the device wait."""
-    return torch.tensor(values, dtype=torch.float32, device=device)
-
-
-def _matrix(numbers: Tensor) -> Tensor:
-    """Numbers (B,) shaped to scale matrices (B, 3, 3)."""
-    return numbers[..., None, None]

@@ -13,6 +13,7 @@ from psm.config.schema import InspectConfig, PretrainConfig
 from psm.config.stored import load_run_config
 from psm.data import ImageDataset, load_dataset
 from psm.data.same_images import image_difference
+from psm.data.stats import channel_statistics
 from psm.methods.plugins import load_plugins
 from psm.reporting.inspector.facts import Facts, choose, gather
 from psm.reporting.inspector.page import render
@@ -21,7 +22,6 @@ from psm.utils.errors import UserError
 from psm.utils.files import write_text_atomically
 from psm.utils.progress import counting
 from psm.utils.run_folder import RunFolder
-from psm.views.transform import channel_statistics
 
 
 @dataclass(frozen=True)
