@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from psm.reporting.inspector.metrics import Scores, choose, shown_negatives, worst_negatives, worst_positives
+from psm.reporting.inspector.facts import Scores, choose, shown_negatives, worst_negatives, worst_positives
 
 import psm
 from helpers import SMALL
