@@ -234,7 +234,7 @@ def test_gradients_against_autograd():
             turn = torch.autograd.grad(similarity[place], raw, retain_graph=True)[0]
             parts.append(pulls[place] * turn)
             assert found.softmax[row, rank].item() == pytest.approx(pulls[place].item(), rel=1e-9)
-            assert found.turning[row, rank].item() == pytest.approx(turn.norm().item(), rel=1e-9)
+            assert found.grad_norm[row, rank].item() == pytest.approx(turn.norm().item(), rel=1e-9)
             # eq. 2: the probability is what a sigmoid gave, so the loss of a negative changes with its logit by s.
             s = similarity[place].detach().clamp(min=0)
             logit = torch.logit(s.clamp(1e-12, 1 - 1e-12)).requires_grad_()
@@ -253,12 +253,12 @@ def test_gradients_by_rank_against_loops():
     bank.enqueue(torch.randn(12, 4, generator=draws), torch.arange(12) % 6)
     query, key = (normalize(torch.randn(5, 4, generator=draws), dim=1) for _ in range(2))
     labels, ids = torch.tensor([0, 1, 0, 1, 0, 1]), torch.arange(5)
-    found = negative_gradients(query, key, bank, 0.5, 8, own=ids)
+    found = negative_gradients(query, key, bank, 0.5, 8, exclude_ids=ids)
     for rank in by_rank(found, ids, labels):
         slopes = [row[rank.rank - 1].item() for row in found.softmax]
         assert rank.softmax_slope_mean == pytest.approx(statistics.fmean(slopes), rel=1e-5)
         assert rank.softmax_slope_variance == pytest.approx(statistics.pvariance(slopes), rel=1e-4, abs=1e-12)
-        pairs = zip(found.binary, found.turning, strict=True)
+        pairs = zip(found.binary, found.grad_norm, strict=True)
         lengths = [(slope[rank.rank - 1] * turn[rank.rank - 1]).item() for slope, turn in pairs]
         assert rank.binary_length_mean == pytest.approx(statistics.fmean(lengths), rel=1e-5)
         assert rank.binary_length_variance == pytest.approx(statistics.pvariance(lengths), rel=1e-4, abs=1e-12)
@@ -284,7 +284,7 @@ def test_gradients_of_a_run(moco):
 
 def test_gradients_need_a_bank(tmp_path, small):
     run = psm.pretrain(tmp_path / "a", method="simclr", **small | {"epochs": 1})
-    with pytest.raises(UserError, match="has no bank"):
+    with pytest.raises(UserError, match="has no memory bank"):
         gradient_ranks(run.out / "checkpoints" / "last.ckpt", run.data)
 
 

@@ -12,8 +12,8 @@ import torch
 from psm.config.schema import KnnConfig
 from psm.data import ImageDataset
 from psm.evaluation.features import extract
-from psm.evaluation.scores import knn
-from psm.mining.purity import finalize
+from psm.evaluation.knn import knn_accuracy
+from psm.mining.purity import settled
 from psm.training.health import feature_health, in_words
 from psm.training.module import PretrainModule
 from psm.training.progress_bar import ProgressBar
@@ -110,7 +110,7 @@ class MetricsCallback(lightning.Callback):
         for images, most in ((self.data.train, monitor.images), (self.data.test, monitor.test_images)):
             indices = torch.linspace(0, len(images) - 1, min(most, len(images))).long()
             parts += [extract(module.networks.encoder, images, module.views, indices), images.labels[indices]]
-        return knn(*parts, classes=len(self.data.classes), config=KnnConfig()).top1
+        return knn_accuracy(*parts, classes=len(self.data.classes), config=KnnConfig()).top1
 
     @staticmethod
     def _stop_unless_finite(loss: float, trainer: lightning.Trainer) -> None:
