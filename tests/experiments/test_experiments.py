@@ -13,13 +13,13 @@ from psm.config import merge as settings
 from psm.config.schema import EvaluateConfig, ImagesConfig, PretrainConfig
 from psm.data import ImageDataset, ImageStore, load_dataset
 from psm.evaluation.gradient_ranks import by_rank, gradient_ranks, negative_gradients
-from psm.experiments.aggregate import Cell, headline, rank_correlation, read_answers
+from psm.experiments.aggregate import SeedStats, format_stats, headline, load_results, rank_correlation
 from psm.experiments.catalog import EXPERIMENTS, Configuration, Experiment
 from psm.experiments.plan import data_name, make_plan, read_request, resolved
 from psm.experiments.presets import PRESETS
 from psm.experiments.report import write_report
-from psm.experiments.results import Study, add_places, collect, has_gradients, read_table, write_record
-from psm.methods.build import method_of
+from psm.experiments.results import Study, add_entries, collect_records, has_gradients, read_csv, write_record
+from psm.methods.build import composition_of
 from psm.methods.registry import METHODS
 from psm.mining.memory_bank import MemoryBank
 from psm.mining.purity import purity, settled
@@ -65,7 +65,7 @@ def test_the_catalog_is_the_papers():
     assert [row.value for row in EXPERIMENTS["figure6"].configurations] == [1, 5, 10, 20]
     for experiment in EXPERIMENTS.values():
         titles = [row.title for row in experiment.configurations]
-        assert all(row.against in (None, *titles) for row in experiment.configurations)
+        assert all(row.reference in (None, *titles) for row in experiment.configurations)
         for printed in experiment.paper.values():
             assert list(printed) == titles
     paper = EXPERIMENTS["table1"].paper
@@ -73,32 +73,32 @@ def test_the_catalog_is_the_papers():
     assert all(max(rows, key=lambda row: rows[row][0]) == "PSM" for rows in paper.values())
 
 
-def test_runs_are_shared_and_every_place_is_filled():
+def test_runs_are_shared_and_every_entry_has_its_run():
     whole = plan()
-    assert len({run.run for run in whole.runs}) == len(whole.runs)
+    assert len({run.name for run in whole.runs}) == len(whole.runs)
     alone = [len(plan(name).runs) for name in EXPERIMENTS]
     assert len(whole.runs) < sum(alone)
-    places = {(p.experiment, p.title, p.seed): p.run for p in whole.places}
-    psm_run = places["table1", "PSM", 0]
+    runs = {(entry.experiment, entry.title, entry.seed): entry.run for entry in whole.entries}
+    psm_run = runs["table1", "PSM", 0]
     for name, title in (
         ("table2", "PSM"), ("figure1", "PSM"), ("figure5", "V0"), ("figure6", "k = 5"), ("figure7", "a = 0.5"),
         ("figure8", "λ = 1"),
     ):  # fmt: skip
-        assert places[name, title, 0] == psm_run
-    assert places["figure8", "λ = 0", 0] == places["table2", "without L_hard", 0]
-    assert places["table3", "MoCo v2", 1] == places["figure2", "MoCo v2", 1] == places["table1", "MoCo v2", 1]
-    assert places["figure6", "k = 5", 2] == places["table1", "PSM", 2]  # the yardstick has all seeds
-    assert ("figure6", "k = 10", 1) not in places
-    known = {run.run for run in whole.runs} | {
-        f"{run.baseline}/{of}" for run in whole.runs for of in ("raw pixels", "untrained encoder")
+        assert runs[name, title, 0] == psm_run
+    assert runs["figure8", "λ = 0", 0] == runs["table2", "without L_hard", 0]
+    assert runs["table3", "MoCo v2", 1] == runs["figure2", "MoCo v2", 1] == runs["table1", "MoCo v2", 1]
+    assert runs["figure6", "k = 5", 2] == runs["table1", "PSM", 2]  # the yardstick has all seeds
+    assert ("figure6", "k = 10", 1) not in runs
+    known = {run.name for run in whole.runs} | {
+        f"{run.baselines}/{of}" for run in whole.runs for of in ("raw pixels", "untrained encoder")
     }
-    assert {place.run for place in whole.places} <= known
+    assert {entry.run for entry in whole.entries} <= known
 
 
 def test_a_run_is_known_by_every_setting_that_matters():
     def name(**keys):
         (run,) = plan("figure2", preset="smoke", **keys).runs
-        return run.run
+        return run.name
 
     plain = name()
     different = [
@@ -117,21 +117,21 @@ def test_a_run_is_known_by_every_setting_that_matters():
         assert name(**{key: value}) == plain
     (scored,) = plan("figure2", preset="smoke", **{"linear.epochs": 3}).runs
     (before,) = plan("figure2", preset="smoke").runs
-    assert scored.evaluated != before.evaluated
+    assert scored.evaluation_hash != before.evaluation_hash
 
 
 def test_rows_win_over_keys_and_methods_filter_rows():
     ks = {resolved(run.settings)["positives.k"] for run in plan("figure6", **{"positives.k": 3}).runs}
     assert ks == {1, 3, 10, 20}  # the row of the paper's choice says nothing of k, so that a key reaches it
-    titles = {place.title for place in plan("table1", methods=["psm", "byol"]).places}
+    titles = {entry.title for entry in plan("table1", methods=["psm", "byol"]).entries}
     assert titles == {"PSM", "BYOL", "Raw pixels", "Untrained encoder"}
 
 
 def test_a_folder_is_named_without_where_it_lies(tmp_path):
     (tmp_path / "birds").mkdir()
     found = plan("table1", data=str(tmp_path / "birds"), methods="psm", seeds=0)
-    assert {place.data for place in found.places} == {"birds"}
-    assert str(tmp_path) not in "".join(place.command + place.run for place in found.places)
+    assert {entry.data for entry in found.entries} == {"birds"}
+    assert str(tmp_path) not in "".join(entry.command + entry.run for entry in found.entries)
     assert found.runs[0].settings["data"] == str(tmp_path / "birds")
     assert data_name("cifar10") == "cifar10"
 
@@ -288,18 +288,21 @@ def test_gradients_need_a_bank(tmp_path, small):
         gradient_ranks(run.out / "checkpoints" / "last.ckpt", run.data)
 
 
-# Results and answers
+# Results
+
+
+RUN_FIELDS = ("evaluation_hash", "title", "method", "data", "seed")
 
 
 def record_of(run, linear, knn, **more):
     """A record as a worker writes it, with scores of our choosing."""
     scores = [{"of": run.method, "score": "linear", "top1": linear, "top5": linear + 30}]
     scores += [{"of": run.method, "score": "knn", "top1": knn, "top5": knn + 30}]
-    facts = {"epochs": 1, "batch_size": 32, "encoder": "tiny", "images": 128, "test_images": 2000, "classes": 10}
+    sizes = {"epochs": 1, "batch_size": 32, "encoder": "tiny", "images": 128, "test_images": 2000, "classes": 10}
     machine = {"psm": "0", "torch": "2", "threads": 1, "hardware": "a machine", "commit": "abc", "seconds": 60.0}
-    about = {name: getattr(run, name) for name in ("run", "evaluated", "title", "method", "data", "seed")}
+    about = {"run": run.name} | {name: getattr(run, name) for name in RUN_FIELDS}
     kept = {"evaluation": dict(run.evaluation), "config": resolved(run.settings), "curves": [], "date": "2024-01-01"}
-    return about | facts | machine | kept | {"scores": scores} | more
+    return about | sizes | machine | kept | {"scores": scores} | more
 
 
 @pytest.fixture
@@ -307,37 +310,37 @@ def study(tmp_path):
     """Table 2 with three seeds; one run failed and one is missing."""
     found = plan("table2", preset="smoke", seeds=[0, 1, 2])
     study = Study(tmp_path / "study")
-    add_places(study, found.places)
+    add_entries(study, found.entries)
     values = {"psm": (50.0, 51.0, 53.0), "psm loss.hard=0.0": (49.0, 50.5, 51.0), "psm loss.soft=0.0": (48.0, 47.0)}
     for run in found.runs:
         if run.title in values and run.seed < len(values[run.title]):
             linear = values[run.title][run.seed]
-            write_record(study.record(run.run, run.evaluated), record_of(run, linear, linear - 5))
+            write_record(study.record(run.name, run.evaluation_hash), record_of(run, linear, linear - 5))
     return study, found
 
 
-def test_answers_equal_a_hand_computation(study):
+def test_results_equal_a_hand_computation(study):
     study, _ = study
-    collect(study)
-    (answer,) = read_answers(study)
-    (group,) = answer.groups
-    psm_line, without = group.line("PSM"), group.line("without L_hard")
-    assert psm_line.cell("linear").mean == pytest.approx((50 + 51 + 53) / 3)
-    assert psm_line.cell("linear").deviation == pytest.approx(math.sqrt((16 / 9 + 1 / 9 + 25 / 9) / 2))
-    assert psm_line.cell("knn", "top5").mean == pytest.approx((50 + 51 + 53) / 3 + 25)
+    collect_records(study)
+    (result,) = load_results(study)
+    (table,) = result.tables
+    psm_row, without = table.row("PSM"), table.row("without L_hard")
+    assert psm_row.score("linear").mean == pytest.approx((50 + 51 + 53) / 3)
+    assert psm_row.score("linear").std == pytest.approx(math.sqrt((16 / 9 + 1 / 9 + 25 / 9) / 2))
+    assert psm_row.score("knn", "top5").mean == pytest.approx((50 + 51 + 53) / 3 + 25)
     assert without.difference("linear").values == pytest.approx({0: -1.0, 1: -0.5, 2: -2.0})
     assert without.difference("linear").mean == pytest.approx(-3.5 / 3)
-    assert group.line("without L_soft").difference("linear").values == pytest.approx({0: -2.0, 1: -4.0})
-    assert group.line("without L_soft").paper_differences is None  # shapes are not the paper's data
-    assert group.runs == 8
-    assert group.planned == 12
-    assert group.missing == ["without L_soft, seed 2", *(f"PPSM (without PNSM), seed {seed}" for seed in range(3))]
-    assert "without L_hard −1.17 ± 0.76" in headline(answer)[0]
+    assert table.row("without L_soft").difference("linear").values == pytest.approx({0: -2.0, 1: -4.0})
+    assert table.row("without L_soft").paper_differences is None  # shapes are not the paper's data
+    assert table.runs == 8
+    assert table.planned == 12
+    assert table.missing == ["without L_soft, seed 2", *(f"PPSM (without PNSM), seed {seed}" for seed in range(3))]
+    assert "without L_hard −1.17 ± 0.76" in headline(result)[0]
 
 
 def test_the_page_has_these_numbers_and_says_what_is_missing(study):
     study, _ = study
-    collect(study)
+    collect_records(study)
     page = write_report(study).parent / "table2.html"
     text = page.read_text()
     for words in ("51.33", "± 1.53", "−1.17", "± 0.76", "4 of 12 runs are missing", "without L_soft, seed 2"):
@@ -358,7 +361,7 @@ def test_the_page_has_these_numbers_and_says_what_is_missing(study):
 
 def test_pages_need_the_results_files_alone(study, tmp_path):
     study, _ = study
-    collect(study)
+    collect_records(study)
     first = write_report(study).parent / "table2.html"
     other = Study(tmp_path / "elsewhere")
     other.folder.mkdir()
@@ -370,28 +373,28 @@ def test_pages_need_the_results_files_alone(study, tmp_path):
 
 def test_results_survive_without_their_records(study):
     study, found = study
-    collect(study)
-    before = read_table(study.table("results"))
+    collect_records(study)
+    before = read_csv(study.csv("results"))
     done = next(run for run in found.runs if run.title == "psm")
-    study.record(done.run, done.evaluated).unlink()
-    collect(study)
-    after = read_table(study.table("results"))
+    study.record(done.name, done.evaluation_hash).unlink()
+    collect_records(study)
+    after = read_csv(study.csv("results"))
     assert sorted(map(str, before)) == sorted(map(str, after))
-    write_record(study.record(done.run, done.evaluated), record_of(done, 99.0, 98.0))
-    collect(study)
-    mine = [row for row in read_table(study.table("results")) if row["run"] == done.run]
+    write_record(study.record(done.name, done.evaluation_hash), record_of(done, 99.0, 98.0))
+    collect_records(study)
+    mine = [row for row in read_csv(study.csv("results")) if row["run"] == done.name]
     assert sorted(row["top1"] for row in mine) == ["98.0", "99.0"]
 
 
 def test_protocols_are_never_mixed(study):
     study, _ = study
     other = plan("table2", preset="smoke", epochs=2, methods=["psm"])
-    add_places(study, other.places)
+    add_entries(study, other.entries)
     for run in other.runs:
-        write_record(study.record(run.run, run.evaluated), record_of(run, 70.0, 60.0, epochs=2))
-    collect(study)
-    (answer,) = read_answers(study)
-    assert [group.line("PSM").cell("linear").count for group in answer.groups] == [3, 1]
+        write_record(study.record(run.name, run.evaluation_hash), record_of(run, 70.0, 60.0, epochs=2))
+    collect_records(study)
+    (result,) = load_results(study)
+    assert [table.row("PSM").score("linear").count for table in result.tables] == [3, 1]
     text = (write_report(study).parent / "table2.html").read_text()
     assert "tiny, 1 epochs" in text
     assert "tiny, 2 epochs" in text
@@ -399,8 +402,8 @@ def test_protocols_are_never_mixed(study):
 
 def test_results_have_every_setting(study):
     study, _ = study
-    collect(study)
-    rows = read_table(study.table("results"))
+    collect_records(study)
+    rows = read_csv(study.csv("results"))
     assert len(rows) == 16
     for key in ("positives.k", "optim.lr", "bank.size", "views.preset", "linear.epochs", "commit", "hardware"):
         assert key in rows[0]
@@ -417,10 +420,10 @@ def test_an_experiment_of_ones_own_is_a_row(tmp_path, monkeypatch):
     found = plan("temperature", preset="smoke")
     assert [resolved(run.settings)["loss.temperature"] for run in found.runs] == [0.2, 0.5]
     study = Study(tmp_path)
-    add_places(study, found.places)
+    add_entries(study, found.entries)
     for run, score in zip(found.runs, (40.0, 41.5), strict=True):
-        write_record(study.record(run.run, run.evaluated), record_of(run, score, score))
-    collect(study)
+        write_record(study.record(run.name, run.evaluation_hash), record_of(run, score, score))
+    collect_records(study)
     text = (write_report(study).parent / "temperature.html").read_text()
     assert "Best is t = 0.5 with 41.50 % top-1; all lie within 1.50 points." in text
     assert "of the paper" not in text
@@ -434,6 +437,7 @@ def test_rank_correlation():
     assert rank_correlation([(1, 1), (1, 2), (1, 3)]) is None
 
 
-def test_a_cell_of_one_run_has_no_deviation():
-    assert Cell({0: 1.0}).deviation is None
-    assert Cell().mean is None
+def test_one_seed_has_no_deviation():
+    assert SeedStats({0: 1.0}).std is None
+    assert SeedStats().std is None
+    assert format_stats(SeedStats()) == "–"
