@@ -1,5 +1,7 @@
 """What tests of several rooms share."""
 
+import shutil
+import subprocess
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -31,6 +33,20 @@ SMALL = {
 }
 
 compiled = pytest.mark.skipif(runtime.lanes() is None, reason="nothing is compiled for this processor")
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+needs_browser = pytest.mark.skipif(CHROMIUM is None, reason="needs chromium")
+
+
+def browser_dom(url, profile, width):
+    """The document of a page after its scripts ran in headless chromium, at a width of the window in pixels."""
+    switches = (
+        *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync"),
+        *("--disable-background-networking", "--disable-component-update", "--disable-dev-shm-usage"),
+        *("--hide-scrollbars", "--virtual-time-budget=4000", f"--window-size={width},900"),
+        *(f"--user-data-dir={profile}", "--dump-dom"),
+    )
+    return subprocess.run([CHROMIUM, *switches, url], capture_output=True, text=True, timeout=120).stdout
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""A suite as its users meet it: a command that can be killed, repeated and read; pages in a real browser."""
+"""`psm experiment run`: killed, repeated and resumed; its files, its messages, and its pages in a real browser."""
 
 import csv
 import itertools
@@ -13,6 +13,7 @@ import time
 
 import pytest
 
+from helpers import browser_dom, needs_browser
 from psm.utils.run_folder import read_lines
 
 SMOKE = ("preset=smoke", "epochs=4", "jobs=2", "monitor.every=4")
@@ -286,38 +287,22 @@ def test_help_and_catalog_do_not_import_torch():
     assert result.returncode == 0, result.stderr
 
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+MEASURE = (
+    "<script>const d = document.documentElement; const g = [...document.querySelectorAll('figure svg')]"
+    ".map(x => Math.round(x.getBoundingClientRect().width));"
+    "d.dataset.measured = [innerWidth, d.scrollWidth, Math.min(...g), Math.max(...g)].join(' ');</script>"
+)
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="no chromium here")
+@needs_browser
 @pytest.mark.parametrize("width", [390, 1280])
-def test_pages_fit_a_phone_and_a_screen(study, tmp_path, width):
-    """Rendered by a browser: nothing sticks out sideways, no script is in error, figures have their size."""
-    frames = []
-    for name in ("index", "figure1"):
-        page = (study / "report" / f"{name}.html").read_text()
-        script = (
-            "<script>const d = document.documentElement; const g = [...document.querySelectorAll('figure svg')]"
-            ".map(x => Math.round(x.getBoundingClientRect().width));"
-            "d.dataset.measured = [innerWidth, d.scrollWidth, Math.min(...g), Math.max(...g)].join(' ');</script>"
-        )
-        probe = tmp_path / f"{name}.html"
-        probe.write_text(page.replace("</body>", f"{script}</body>"))
-        options = [
-            "--headless",
-            "--no-sandbox",
-            "--disable-gpu",
-            "--disable-quic",
-            "--no-first-run",
-            "--disable-background-networking",
-            "--disable-component-update",
-            "--disable-sync",
-            "--hide-scrollbars",
-        ]
-        profile = f"--user-data-dir={tmp_path / f'profile-{name}'}"
-        arguments = [CHROMIUM, *options, profile, f"--window-size={width},900", "--dump-dom", f"file://{probe}"]
-        shown = subprocess.run(arguments, capture_output=True, text=True, timeout=120).stdout
-        frames.append([int(x) for x in re.search(r'data-measured="([\d ]+)"', shown)[1].split()])
-    for inner, scrolled, smallest, largest in frames:
-        assert scrolled <= inner
-        assert 250 <= smallest <= largest <= inner
+@pytest.mark.parametrize("name", ["index", "figure1"])
+def test_pages_fit_a_phone_and_a_screen(study, tmp_path, name, width):
+    """Rendered by a browser, nothing is wider than the window and figures have their size."""
+    probe = tmp_path / f"{name}.html"
+    page = (study / "report" / f"{name}.html").read_text()
+    probe.write_text(page.replace("</body>", f"{MEASURE}</body>"))
+    shown = browser_dom(probe.as_uri(), tmp_path / "profile", width)
+    inner, scrolled, smallest, largest = map(int, re.search(r'data-measured="([\d ]+)"', shown)[1].split())
+    assert scrolled <= inner
+    assert 250 <= smallest <= largest <= inner
