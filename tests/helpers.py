@@ -1,5 +1,6 @@
 """What tests of several rooms share."""
 
+import re
 import shutil
 import subprocess
 from contextlib import contextmanager
@@ -47,6 +48,19 @@ def browser_dom(url, profile, width):
         *(f"--user-data-dir={profile}", "--dump-dom"),
     )
     return subprocess.run([CHROMIUM, *switches, url], capture_output=True, text=True, timeout=120).stdout
+
+
+def page_widths(page, folder, width):
+    """Width of the window, of the document, and of the narrowest and widest chart, of an HTML file in a browser."""
+    script = (
+        "<script>const d = document.documentElement;"
+        "const g = [...document.querySelectorAll('svg')].map(x => Math.round(x.getBoundingClientRect().width));"
+        "d.dataset.measured = [innerWidth, d.scrollWidth, Math.min(...g), Math.max(...g)].join(' ');</script>"
+    )
+    probe = folder / f"probe-{width}.html"
+    probe.write_text(page.read_text().replace("</body>", f"{script}</body>"))
+    shown = browser_dom(probe.as_uri(), folder / f"profile-{width}", width)
+    return [int(number) for number in re.search(r'data-measured="([\d ]+)"', shown)[1].split()]
 
 
 @contextmanager
