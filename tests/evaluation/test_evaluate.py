@@ -79,14 +79,14 @@ def test_linear_learns_what_is_linear_and_nothing_else():
 
 def test_linear_is_deterministic_and_asks_for_features_each_epoch():
     train, labels = clusters(count=60)
-    asked = []
+    epochs = []
 
     def features(epoch):
-        asked.append(epoch)
+        epochs.append(epoch)
         return train
 
     first = linear_accuracy(features, labels, train, labels, 3, LinearConfig(epochs=4), seed=3)
-    assert asked == [0, 1, 2, 3]
+    assert epochs == [0, 1, 2, 3]
     assert first == linear_accuracy(features, labels, train, labels, 3, LinearConfig(epochs=4), seed=3)
 
 
@@ -289,7 +289,7 @@ def test_refusals(run, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("keys", "says"),
+    ("keys", "expected"),
     [
         ({"accelerator": "gpus"}, "accelerator=gpus"),
         ({"precision": "foo"}, "precision=foo"),
@@ -300,8 +300,8 @@ def test_refusals(run, tmp_path):
         ({"knn": {"temperature": float("nan")}}, r"knn\.temperature=nan"),
     ],
 )
-def test_bad_settings(run, keys, says):
-    with pytest.raises(UserError, match=says):
+def test_bad_settings(run, keys, expected):
+    with pytest.raises(UserError, match=expected):
         psm.evaluate(run, **keys)
 
 

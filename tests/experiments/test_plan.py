@@ -107,7 +107,7 @@ def test_a_run_is_known_by_every_setting_that_matters():
 
 def test_rows_win_over_keys_and_methods_filter_rows():
     ks = {resolved(run.settings)["positives.k"] for run in plan("figure6", **{"positives.k": 3}).runs}
-    assert ks == {1, 3, 10, 20}  # the row of the paper's choice says nothing of k, so that a key reaches it
+    assert ks == {1, 3, 10, 20}  # the row of the paper's choice does not set k, so the key does
     titles = {entry.title for entry in plan("table1", methods=["psm", "byol"]).entries}
     assert titles == {"PSM", "BYOL", "Raw pixels", "Untrained encoder"}
 

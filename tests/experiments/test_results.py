@@ -132,7 +132,7 @@ def test_results_have_every_setting(study):
     assert len(rows) == 16
     for key in ("positives.k", "optim.lr", "bank.size", "views.preset", "linear.epochs", "commit", "hardware"):
         assert key in rows[0]
-    assert "images.root" not in rows[0]  # where images lie is no setting of a result
+    assert "images.root" not in rows[0]  # a path is no setting of a result
 
 
 def test_an_experiment_of_ones_own_is_a_row(tmp_path, monkeypatch):

@@ -101,9 +101,9 @@ def test_a_killed_run_is_reported_and_continued_to_the_same_results(study, tmp_p
     suite = subprocess.Popen(command(*arguments), stderr=subprocess.PIPE, text=True, env=environment())
     until_an_epoch_is_done(suite, out)
     os.kill(worker_of(suite), signal.SIGKILL)
-    _, said = suite.communicate(timeout=120)
-    assert suite.returncode == 1, said
-    assert "ended by SIGKILL" in said
+    _, output = suite.communicate(timeout=120)
+    assert suite.returncode == 1, output
+    assert "ended by SIGKILL" in output
     (failure,) = table(out, "failures")
     assert (out / failure["log"]).exists()
     assert "ended by SIGKILL" in (out / "report" / "figure2.html").read_text()
@@ -122,9 +122,9 @@ def test_one_failure_does_not_stop_the_rest(tmp_path, capsys):
     out = tmp_path / "study"
     data = f"data=[{tmp_path}/nowhere,shapes]"
     assert main(["experiment", "run", "table1", f"out={out}", "preset=smoke", "methods=simclr", data]) == 1
-    said = capsys.readouterr().err
-    assert "FAILED simclr · nowhere" in said
-    assert "1 of 2 runs failed" in said
+    output = capsys.readouterr().err
+    assert "FAILED simclr · nowhere" in output
+    assert "1 of 2 runs failed" in output
     (failure,) = table(out, "failures")
     assert "nowhere" in failure["reason"]
     assert len(scores(out, "simclr")) == 2
@@ -181,10 +181,10 @@ def test_an_interrupt_stops_the_runs_and_says_how_to_go_on(tmp_path):
     until_an_epoch_is_done(suite, out)
     worker = worker_of(suite)
     suite.send_signal(signal.SIGINT)
-    _, said = suite.communicate(timeout=60)
+    _, output = suite.communicate(timeout=60)
     assert suite.returncode == 130
-    assert "the same command continues" in said
-    assert "Traceback" not in said
+    assert "the same command continues" in output
+    assert "Traceback" not in output
     with pytest.raises(ProcessLookupError):
         os.kill(worker, 0)
 
@@ -219,7 +219,7 @@ def test_all_experiments_at_the_smallest_scale(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    ("arguments", "expected"),
     [
         (["run", "tabel1"], "did you mean 'table1'?"),
         (["run", "table1", "preset=labtop"], "did you mean 'laptop'?"),
@@ -239,14 +239,14 @@ def test_all_experiments_at_the_smallest_scale(tmp_path):
         (["report"], "holds no results"),
     ],
 )
-def test_mistakes_get_one_sentence(tmp_path, capsys, arguments, says):
+def test_mistakes_get_one_sentence(tmp_path, capsys, arguments, expected):
     from psm.cli.main import main
 
     out = tmp_path / "study"
     assert main(["experiment", *arguments, *([f"out={out}"] if arguments else [])]) == 2
-    said = capsys.readouterr().err
-    assert says in said
-    assert len(said.strip().splitlines()) == 1
+    output = capsys.readouterr().err
+    assert expected in output
+    assert len(output.strip().splitlines()) == 1
     assert not out.exists()
 
 

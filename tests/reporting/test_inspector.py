@@ -195,7 +195,7 @@ def test_shown_negatives_are_the_hardest_and_a_spread_without_repeats():
     values = [i / 100 for i in range(100)]
     shown = shown_negatives(mining_of(values, list(range(100))), 8)
     assert shown.tolist() == [[99, 98, 97, 96, 95, 63, 32, 0]]
-    # The same row of the same image stands once; another image as similar stays; what is no negative is absent.
+    # A repeated row is shown once; another image of equal similarity is kept; what is no negative is absent.
     shown = shown_negatives(mining_of([0.5, 0.5, 0.5, 0.1, 0.9], [7, 7, 8, 9, 1], [True, True, True, True, False]), 4)
     assert sorted(shown[0].tolist()) in ([-1, 0, 2, 3], [-1, 1, 2, 3])
     assert shown_negatives(mining_of([0.3], [4]), 5).tolist() == [[0, -1, -1, -1, -1]]
@@ -326,10 +326,10 @@ def test_command_line(run, tmp_path, capsys):
         "neither a folder": ["inspect", str(run), "data=/not/there"],
         "was trained on": ["inspect", str(run), "images.limit=50"],
     }
-    for says, arguments in refusals.items():
+    for expected, arguments in refusals.items():
         assert main(arguments) == 2
         error = capsys.readouterr().err
-        assert says in error
+        assert expected in error
         assert len(error.strip().splitlines()) == 1
     assert out.read_bytes() == before
     assert [path.name for path in out.parent.iterdir()] == ["page.html"]
@@ -347,13 +347,13 @@ def test_other_images_of_the_same_number_are_refused(run, data):
 
 SELF_TEST = """
 <script>
-const said = {};
+const observed = {};
 const press = (key, target = document.body) =>
   target.dispatchEvent(new KeyboardEvent("keydown", { key, bubbles: true }));
 const note = name => {
-  said[name] = { hash: location.hash, title: document.getElementById("query-title").textContent };
+  observed[name] = { hash: location.hash, title: document.getElementById("query-title").textContent };
 };
-window.addEventListener("error", event => { said.error = event.message; });
+window.addEventListener("error", event => { observed.error = event.message; });
 note("start");
 press("ArrowRight"); note("right");
 press("ArrowLeft"); note("left");
@@ -361,20 +361,20 @@ press("["); note("earlier");
 press("]"); press("]"); note("later");
 document.getElementById("grid").focus();
 press("End", document.getElementById("grid")); note("end");
-press("Enter", document.getElementById("grid")); said.focused = document.activeElement.id;
-press("Escape"); said.back = document.activeElement.id;
-press("j"); said.walked = document.getElementById("negative-text").textContent;
+press("Enter", document.getElementById("grid")); observed.focused = document.activeElement.id;
+press("Escape"); observed.back = document.activeElement.id;
+press("j"); observed.walked = document.getElementById("negative-text").textContent;
 press("w"); note("worst");
-said.cells = document.querySelectorAll(".cell").length;
-said.selected = document.querySelectorAll('.cell[aria-selected="true"]').length;
-said.dots = document.querySelectorAll("[id^=dot-]").length;
-said.rows = document.querySelectorAll("#positives .row").length;
-said.figures = Array.from(document.querySelectorAll("#positives .row.now figure"), figure => figure.textContent);
-said.options = Array.from(document.getElementById("class").options, option => option.textContent);
-said.injected = document.querySelectorAll("option b, h2 b").length;
-said.charts = document.querySelectorAll("#trends h3").length;
+observed.cells = document.querySelectorAll(".cell").length;
+observed.selected = document.querySelectorAll('.cell[aria-selected="true"]').length;
+observed.dots = document.querySelectorAll("[id^=dot-]").length;
+observed.rows = document.querySelectorAll("#positives .row").length;
+observed.figures = Array.from(document.querySelectorAll("#positives .row.now figure"), figure => figure.textContent);
+observed.options = Array.from(document.getElementById("class").options, option => option.textContent);
+observed.injected = document.querySelectorAll("option b, h2 b").length;
+observed.charts = document.querySelectorAll("#trends h3").length;
 document.body.replaceChildren();
-document.body.append(Object.assign(document.createElement("pre"), { id: "said", textContent: JSON.stringify(said) }));
+document.body.append(Object.assign(document.createElement("pre"), { id: "observed", textContent: JSON.stringify(observed) }));
 </script>
 </body>"""
 
@@ -384,36 +384,36 @@ def in_browser(page, tmp_path, fragment=""):
     copy = tmp_path / "copy.html"
     copy.write_text(page.read_text().replace("</body>", SELF_TEST))
     dom = browser_dom(f"{copy.as_uri()}{fragment}", tmp_path / "profile", width=1280)
-    return json.loads(html.unescape(re.search(r'<pre id="said">(.*?)</pre>', dom, re.DOTALL).group(1)))
+    return json.loads(html.unescape(re.search(r'<pre id="observed">(.*?)</pre>', dom, re.DOTALL).group(1)))
 
 
 @needs_browser
 def test_keys_in_a_browser(inspection, tmp_path):
-    said = in_browser(inspection.page, tmp_path)
+    observed = in_browser(inspection.page, tmp_path)
     content, collected = content_of(inspection.page), inspection.data
-    assert "error" not in said
+    assert "error" not in observed
     order = [int(collected.queries[i]) for i in content["worst"]["positives"][-1]]
     earlier = [int(collected.queries[i]) for i in content["worst"]["positives"][1]]
 
     def hash_of(query, epoch):
         return f"#query={query}&epoch={epoch}&sort=positives"
 
-    assert said["start"]["hash"] == hash_of(order[0], 3) == said["left"]["hash"] == said["later"]["hash"]
-    assert said["right"]["hash"] == hash_of(order[1], 3)
-    assert said["earlier"]["hash"] == hash_of(order[0], 2)
+    assert observed["start"]["hash"] == hash_of(order[0], 3) == observed["left"]["hash"] == observed["later"]["hash"]
+    assert observed["right"]["hash"] == hash_of(order[1], 3)
+    assert observed["earlier"]["hash"] == hash_of(order[0], 2)
     assert order[0] in earlier
-    assert said["end"]["hash"] == hash_of(order[-1], 3)
-    assert said["worst"]["hash"] == hash_of(order[0], 3)
+    assert observed["end"]["hash"] == hash_of(order[-1], 3)
+    assert observed["worst"]["hash"] == hash_of(order[0], 3)
     labels = content["labels"][content["queries"]]
     name = content["classes"][labels[content["worst"]["positives"][-1][0]]]
-    assert said["start"]["title"] == f"Image {order[0]}: {name}"
-    assert (said["focused"], said["back"]) == ("detail", "grid")
-    assert said["walked"].startswith("negative 1 of the 10 shown: image ")
-    assert (said["selected"], said["dots"], said["rows"], said["charts"]) == (1, 10, 3, 4)
-    assert said["options"] == ["all", *content["classes"]]
+    assert observed["start"]["title"] == f"Image {order[0]}: {name}"
+    assert (observed["focused"], observed["back"]) == ("detail", "grid")
+    assert observed["walked"].startswith("negative 1 of the 10 shown: image ")
+    assert (observed["selected"], observed["dots"], observed["rows"], observed["charts"]) == (1, 10, 3, 4)
+    assert observed["options"] == ["all", *content["classes"]]
     row = content["worst"]["positives"][-1][0]
     weights, positives = content["weights"][-1][row], content["positives"][-1][row]
-    for text, weight, image in zip(said["figures"], weights, positives, strict=True):
+    for text, weight, image in zip(observed["figures"], weights, positives, strict=True):
         verdict = "✓" if content["labels"][image] == labels[row] else "✗"
         assert f"w {weight / 10_000:.2f}" in text
         assert verdict in text
@@ -425,12 +425,12 @@ def test_fragment_and_hostile_names_in_a_browser(run, data, tmp_path):
     named = ImageDataset("shapes", data.train, data.test, names)
     inspection = psm.inspect(run, named, queries=30, others=20, progress=False, out=str(tmp_path / "page.html"))
     query = int(inspection.data.queries[7])
-    said = in_browser(inspection.page, tmp_path, f"#query={query}&epoch=2&sort=image")
-    assert "error" not in said
-    assert said["start"]["hash"] == f"#query={query}&epoch=2&sort=image"
-    assert said["start"]["title"] == f"Image {query}: {names[data.train.labels[query]]}"
-    assert said["options"][1] == names[0]
-    assert said["injected"] == 0
+    observed = in_browser(inspection.page, tmp_path, f"#query={query}&epoch=2&sort=image")
+    assert "error" not in observed
+    assert observed["start"]["hash"] == f"#query={query}&epoch=2&sort=image"
+    assert observed["start"]["title"] == f"Image {query}: {names[data.train.labels[query]]}"
+    assert observed["options"][1] == names[0]
+    assert observed["injected"] == 0
 
 
 @needs_browser
@@ -440,9 +440,9 @@ def test_thousands_of_queries_without_labels_and_negatives_in_a_browser(tmp_path
     small |= {"data": unlabeled, "method": "byol", "epochs": 1, "batch_size": 500, "images": {}}
     psm.pretrain(tmp_path / "run", **small)
     inspection = psm.inspect(tmp_path / "run", unlabeled, queries=2000, others=100, progress=False)
-    said = in_browser(inspection.page, tmp_path)
-    assert "error" not in said
-    assert said["cells"] < 100  # only visible cells are in the document
-    assert (said["selected"], said["dots"], said["rows"]) == (1, 0, 1)
-    assert said["start"]["title"].startswith("Image ")
+    observed = in_browser(inspection.page, tmp_path)
+    assert "error" not in observed
+    assert observed["cells"] < 100  # only visible cells are in the document
+    assert (observed["selected"], observed["dots"], observed["rows"]) == (1, 0, 1)
+    assert observed["start"]["title"].startswith("Image ")
     assert inspection.page.stat().st_size < 3_000_000
