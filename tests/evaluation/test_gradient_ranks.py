@@ -28,7 +28,7 @@ def test_gradients_against_autograd():
     """Of InfoNCE and of eq. 2, with respect to a query that autograd normalizes itself."""
     draws = torch.Generator().manual_seed(1)
     bank = MemoryBank(9, 5).double()
-    bank.push(torch.randn(7, 5, generator=draws, dtype=torch.double), torch.arange(7))
+    bank.enqueue(torch.randn(7, 5, generator=draws, dtype=torch.double), torch.arange(7))
     query, key = (normalize(torch.randn(3, 5, generator=draws, dtype=torch.double), dim=1) for _ in range(2))
     temperature, ranks = 0.5, 6
     found = negative_gradients(query, key, bank, temperature, ranks)
@@ -63,7 +63,7 @@ def test_gradients_against_autograd():
 def test_gradients_by_rank_against_loops():
     draws = torch.Generator().manual_seed(2)
     bank = MemoryBank(12, 4)
-    bank.push(torch.randn(12, 4, generator=draws), torch.arange(12) % 6)
+    bank.enqueue(torch.randn(12, 4, generator=draws), torch.arange(12) % 6)
     query, key = (normalize(torch.randn(5, 4, generator=draws), dim=1) for _ in range(2))
     labels, ids = torch.tensor([0, 1, 0, 1, 0, 1]), torch.arange(5)
     found = negative_gradients(query, key, bank, 0.5, 8, exclude_ids=ids)

@@ -7,7 +7,7 @@ from psm.config.schema import EvaluateConfig, PretrainConfig
 from psm.experiments.catalog import EXPERIMENTS
 from psm.experiments.plan import data_name, make_plan, read_request, resolved
 from psm.experiments.presets import PRESETS
-from psm.methods.build import composition_of
+from psm.methods.build import method_of
 from psm.methods.registry import METHODS
 
 
@@ -19,7 +19,7 @@ def plan(*names, **keys):
 def test_every_configuration_of_every_preset_builds_and_composes(preset):
     for run in {run.title: run for run in plan(preset=preset).runs}.values():
         config = settings.build(PretrainConfig, run.settings)
-        assert composition_of(config).needs_bank or not config.monitor.purity
+        assert method_of(config).needs_bank or not config.monitor.purity
         settings.build(EvaluateConfig, run.evaluation)
 
 
@@ -31,14 +31,19 @@ def test_the_paper_preset_has_the_papers_settings():
         expected = {
             "encoder": "resnet18", "batch_size": 256, "epochs": 200, "bank.size": 16384, "loss.temperature": 0.5,
             "optim.lr": 0.1, "optim.warmup_lr": 1e-4, "optim.warmup": 0.1, "optim.momentum": 0.9,
-            "heads.hidden_dim": 512, "heads.out_dim": 128, "topology.momentum": 0.99, "optim.weight_decay": None,
+            "heads.hidden_dim": 512, "heads.out_dim": 128, "target.momentum": 0.99, "optim.weight_decay": None,
             "images.limit": None,
         }  # fmt: skip
         assert {key: full[key] for key in expected} == expected
         assert run.evaluation["linear.epochs"] == 100
     psm_run = next(run for run in runs if run.title == "psm")
     full = resolved(psm_run.settings)
-    assert (full["positives.k"], full["negatives.a"], full["loss.hard"], full["loss.soft"]) == (5, 0.5, 1.0, 1.0)
+    assert (full["positives.k"], full["sampler.a"], full["loss.hard_weight"], full["loss.soft_weight"]) == (
+        5,
+        0.5,
+        1.0,
+        1.0,
+    )
 
 
 def test_the_catalog_is_the_papers():
@@ -90,8 +95,8 @@ def test_a_run_is_known_by_every_setting_that_matters():
         ("epochs", 2), ("batch_size", 16), ("encoder", "resnet18"), ("optim.lr", 0.2), ("bank.size", 32),
         ("data", ["cifar10"]),
         ("images.limit", 96), ("views.blur", 0.5), ("loss.temperature", 0.2), ("heads.out_dim", 8), ("seeds", [1]),
-        ("precision", "bf16-mixed"), ("channels_last", False), ("negatives.a", 0.7), ("images.split", "official"),
-        ("trainer.deterministic", True), ("topology.momentum", 0.9), ("optim.clip", 1.0), ("stem", "imagenet"),
+        ("precision", "bf16-mixed"), ("channels_last", False), ("sampler.name", "pnsm"), ("images.split", "official"),
+        ("trainer.deterministic", True), ("target.momentum", 0.9), ("optim.clip", 1.0), ("stem", "imagenet"),
     ]  # fmt: skip
     names = [name(**{key: value}) for key, value in different]
     assert len({plain, *names}) == len(different) + 1

@@ -36,7 +36,11 @@ def study(tmp_path):
     found = plan("table2", preset="smoke", seeds=[0, 1, 2])
     study = Study(tmp_path / "study")
     add_entries(study, found.entries)
-    values = {"psm": (50.0, 51.0, 53.0), "psm loss.hard=0.0": (49.0, 50.5, 51.0), "psm loss.soft=0.0": (48.0, 47.0)}
+    values = {
+        "psm": (50.0, 51.0, 53.0),
+        "psm loss.hard_weight=0.0": (49.0, 50.5, 51.0),
+        "psm loss.soft_weight=0.0": (48.0, 47.0),
+    }
     for run in found.runs:
         if run.title in values and run.seed < len(values[run.title]):
             linear = values[run.title][run.seed]

@@ -9,7 +9,7 @@ from torch.nn.functional import normalize
 import psm
 from psm.data import ImageDataset, ImageStore
 from psm.mining.memory_bank import MemoryBank
-from psm.mining.purity import purity, settled
+from psm.mining.purity import finalize, purity
 from psm.utils.errors import UserError
 
 
@@ -36,9 +36,9 @@ def test_purity_against_loops(pushed, own):
     draws = torch.Generator().manual_seed(pushed)
     labels = torch.randint(0, 3, (30,), generator=draws)
     bank = MemoryBank(30, 4)
-    bank.push(torch.randn(pushed, 4, generator=draws), torch.randint(0, 30, (pushed,), generator=draws))
+    bank.enqueue(torch.randn(pushed, 4, generator=draws), torch.randint(0, 30, (pushed,), generator=draws))
     keys, ids = torch.randn(12, 4, generator=draws), torch.arange(12)
-    found = settled({name: value.item() for name, value in purity(bank, keys, ids, labels, own).items()})
+    found = finalize({name: value.item() for name, value in purity(bank, keys, ids, labels, own).items()})
     expected = slow_purity(bank, keys, ids, labels, own)
     assert found.keys() == expected.keys()
     for name, value in expected.items():
@@ -47,9 +47,9 @@ def test_purity_against_loops(pushed, own):
 
 def test_purity_over_steps_counts_queries_that_were_served():
     means = {"loss": 2.0, "purity_top1": 0.25, "purity_top5": 0.2, "hit_top5": 0.3, "purity_served": 0.5}
-    assert settled(means) == {"loss": 2.0, "purity_top1": 0.5, "purity_top5": 0.4, "hit_top5": 0.6}
-    assert settled(means | {"purity_served": 0.0}) == {"loss": 2.0}
-    assert settled({"loss": 2.0}) == {"loss": 2.0}
+    assert finalize(means) == {"loss": 2.0, "purity_top1": 0.5, "purity_top5": 0.4, "hit_top5": 0.6}
+    assert finalize(means | {"purity_served": 0.0}) == {"loss": 2.0}
+    assert finalize({"loss": 2.0}) == {"loss": 2.0}
 
 
 @pytest.fixture(scope="module")
@@ -78,5 +78,5 @@ def test_purity_is_refused_without_a_bank_or_labels(tmp_path, small):
     with pytest.raises(UserError, match="has none: leave it at false"):
         psm.pretrain(tmp_path / "a", **small | {"data": ImageDataset("blind", images, None, ())})
     with pytest.raises(UserError, match=r"bank\.size=5 or more"):
-        psm.pretrain(tmp_path / "a", **small | {"bank": {"size": 4}})
+        psm.pretrain(tmp_path / "a", **small | {"bank": {"size": 4}, "positives": {"k": 3}})
     assert not (tmp_path / "a").exists()

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from psm.reporting.inspector.metrics import Scores, choose, shown_negatives, worst_negatives, worst_positives
 
 import psm
 from helpers import SMALL, browser_dom, needs_browser
@@ -154,13 +153,15 @@ def test_page_holds_the_collected_data(data, inspection):
         assert images[content["positives"][place]].tolist() == epoch.positives.tolist()
         shown = content["negatives"][place]
         assert np.where(shown < 0, -1, images[shown]).tolist() == epoch.negatives.tolist()
-        for name in ("weights", "positive_similarity", "negative_similarity", "reference"):
+        for name in ("weights", "positive_similarity", "negative_similarity", "negative_keep", "reference"):
             np.testing.assert_allclose(content[name][place] / 10_000, getattr(epoch, name), atol=5.1e-5)
         for name, values in epoch.metrics._asdict().items():
             np.testing.assert_allclose(content["metrics"][name][place] / 10_000, values, atol=5.1e-5)
             assert content["means"][place][name] == pytest.approx(values.mean().item(), abs=1e-6)
         assert sorted(content["worst"]["positives"][place]) == list(range(30))
-    assert content["about"]["pnsm"] == {"a": 0.5}
+    similarity = np.linspace(-1, 1, pages.GRID)
+    kept = np.exp(-0.5 * (similarity[None, :] - similarity[:, None]) ** 2)
+    np.testing.assert_allclose(content["about"]["sampler"] / 10_000, kept, atol=5.1e-5)
     assert inspection.page.stat().st_size < 1_000_000
     assert "http://" not in inspection.page.read_text().replace("http://www.w3.org", "")
 
@@ -232,7 +233,7 @@ def test_every_method_gives_a_page(tmp_path, method, small):
     assert not (epoch.positives == inspection.data.queries[:, None]).any()
     assert epoch.metrics.purity.isfinite().all()
     assert epoch.metrics.false_negatives.isfinite().all() == pushes
-    if not METHODS[method].composition.negatives.pnsm:
+    if METHODS[method].spec.sampler.keeps_all:
         torch.testing.assert_close(epoch.metrics.false_negatives_kept, epoch.metrics.false_negatives, equal_nan=True)
 
 
@@ -374,7 +375,9 @@ observed.options = Array.from(document.getElementById("class").options, option =
 observed.injected = document.querySelectorAll("option b, h2 b").length;
 observed.charts = document.querySelectorAll("#trends h3").length;
 document.body.replaceChildren();
-document.body.append(Object.assign(document.createElement("pre"), { id: "observed", textContent: JSON.stringify(observed) }));
+const output = Object.assign(document.createElement("pre"), { id: "observed" });
+output.textContent = JSON.stringify(observed);
+document.body.append(output);
 </script>
 </body>"""
 

@@ -23,6 +23,7 @@ from psm.evaluation.accuracy import Accuracy
 from psm.evaluation.features import check_finite_features, check_finite_weights, extract
 from psm.evaluation.knn import knn_accuracy
 from psm.evaluation.linear import linear_accuracy
+from psm.methods.plugins import load_plugins
 from psm.models import networks
 from psm.models.pretrained import EncoderInfo, find_encoder, load_encoder
 from psm.training.checkpoint import read_checkpoint
@@ -109,6 +110,7 @@ def run_evaluation(
 ) -> Evaluation:
     """Evaluate by the merged overrides; a given ``data`` replaces the one that its key names."""
     first = settings.build(EvaluateConfig, *overrides)
+    load_plugins(first.plugins)
     if not first.checkpoint:
         raise UserError("checkpoint= is missing: give a run folder, for example checkpoint=runs/a.")
     check_settings(first)

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from psm.data import ImageDataset
-from psm.evaluation.mining_analysis import load_snapshot
+from psm.evaluation.mining_analysis import evenly_spaced, load_snapshot
 from psm.mining.memory_bank import MemoryBank
 from psm.mining.negatives import bank_negatives
 from psm.utils.errors import UserError
@@ -75,7 +75,7 @@ def negative_gradients(
         ranks: how many rows per query.
         exclude_ids: image ids (N,); bank rows of the query's own id are then no negatives.
     """
-    negatives = of_the_bank(query, bank, exclude_ids)
+    negatives = bank_negatives(query, bank, exclude_ids)
     similarity = negatives.similarity.masked_fill(~negatives.mask, -torch.inf)
     positive = (query * key).sum(1, keepdim=True)
     log_sum = torch.logsumexp(torch.cat([positive, similarity], 1) / temperature, 1, keepdim=True)
@@ -109,21 +109,21 @@ def gradient_ranks(
         A dictionary for each rank, with the fields of ``Rank``.
     """
     snapshot = load_snapshot(Path(checkpoint))
-    config, composition, networks, bank = snapshot.config, snapshot.composition, snapshot.networks, snapshot.bank
+    config, method, networks, bank = snapshot.config, snapshot.method, snapshot.networks, snapshot.bank
     if bank is None:
         raise UserError(f"{checkpoint} has no memory bank to rank negatives of: give a run of mocov2, for example.")
     # No rank may be empty for any query: excluding its own image leaves a query fewer rows.
-    ranks = max(1, min(ranks, bank.fill if composition.bank.own else bank.fill // 2))
+    ranks = max(1, min(ranks, bank.fill if method.bank.allow_self else bank.fill // 2))
     views = Views(config.views, data.size, snapshot.views.mean, snapshot.views.std)
-    chosen = torch.linspace(0, len(data.train) - 1, min(queries, len(data.train))).long()
+    chosen = evenly_spaced(len(data.train), queries)
     parts = []
     for number, ids in enumerate(chosen.split(batch)):
         draws = views.sample_params(len(ids), generator(config.seed, "gradients", number))
         first, second = views.apply(data.train.take(ids), draws)
         query = normalize(networks.predict(networks.projector(networks.encoder(first))), dim=1)
         key = normalize(networks.keys(second), dim=1)
-        exclude_ids = None if composition.bank.own else ids
-        parts.append(negative_gradients(query, key, bank, composition.loss.temperature, ranks, exclude_ids))
+        exclude_ids = None if method.bank.allow_self else ids
+        parts.append(negative_gradients(query, key, bank, method.loss.temperature, ranks, exclude_ids))
     joined = NegativeGradients(*(torch.cat(x) for x in zip(*parts, strict=True)))
     return [asdict(rank) for rank in by_rank(joined, chosen, data.train.labels)]
 

@@ -7,7 +7,7 @@ run, and a changed setting is a new one. Imports nothing heavy.
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -96,6 +96,7 @@ def read_request(names: Sequence[str], *overrides: Mapping[str, Any]) -> Request
     preset = presets.find(str(own.get("preset", ExperimentConfig().preset)))
     of_preset = {dotted: value for dotted, value in preset.settings.items() if dotted in own_rows}
     config = settings.build(ExperimentConfig, of_preset, own)
+    config = replace(config, plugins=load_plugins(config.plugins))
     _check_config(config)
     catalog.find(list(names))
     return Request(tuple(names), config, passed, own | passed)
@@ -187,7 +188,7 @@ def _common_settings(request: Request, preset: presets.Preset, data: str) -> dic
     """Keys of `psm pretrain` that all runs on a data set share."""
     own = {row.key for row in settings.rows(ExperimentConfig)}
     of_preset = {k: v for k, v in preset.settings.items() if k not in own}
-    return of_preset | dict(request.keys) | {"data": absolute_data(data)}
+    return of_preset | dict(request.keys) | {"data": absolute_data(data), "plugins": request.config.plugins}
 
 
 def _planned_run(row: Configuration, request: Request, preset: presets.Preset, data: str, seed: int) -> PlannedRun:
@@ -262,9 +263,9 @@ def _resolved(overrides: str) -> dict[str, Any]:
 
 def _changes(full: Mapping[str, Any]) -> dict[str, Any]:
     """Settings that differ from those of the method, except the bank's size, which is a matter of scale."""
-    row = dict(settings.flatten({"": asdict(METHODS[full["method"]].composition)}))
-    plain = {k.removeprefix("."): v for k, v in row.items()}
-    return {k: full[k] for k, v in plain.items() if full[k] != v and k != "bank.size"}
+    row = dict(settings.flatten(METHODS[full["method"]].spec.to_dict()))
+    of_method = {k: v for k, v in full.items() if k.partition(".")[0] in GROUPS and k != "bank.size"}
+    return {k: v for k, v in of_method.items() if row.get(k) != v}
 
 
 def _slug(dotted: str, value: Any) -> str:

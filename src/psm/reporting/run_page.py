@@ -11,8 +11,8 @@ import torch
 from psm.config import merge as settings
 from psm.config.schema import PretrainConfig
 from psm.data import ImageDataset, load_dataset
-from psm.evaluation.mining_analysis import MinedQuery, mined_samples
-from psm.methods.registry import METHODS
+from psm.evaluation.mining_analysis import MinedQuery, evenly_spaced, mined_samples
+from psm.methods.build import method_title
 from psm.reporting.curves import draw_curves
 from psm.reporting.templates import template_environment
 from psm.utils.errors import UserError
@@ -57,7 +57,7 @@ def write_page(folder: Path | str, data: ImageDataset | None = None) -> Path:
 
 def _mined_queries(checkpoint: Path, data: ImageDataset) -> list[MinedQuery]:
     """Samples mined for some evenly spaced training images; empty for a method without positives and negatives."""
-    chosen = torch.linspace(0, len(data.train) - 1, min(QUERIES, len(data.train))).long().unique()
+    chosen = evenly_spaced(len(data.train), QUERIES)
     found = mined_samples(checkpoint, data, chosen)
     return [query for query in found if query.positives or query.negatives]
 

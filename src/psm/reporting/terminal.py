@@ -19,44 +19,32 @@ if TYPE_CHECKING:
 
 def methods_table() -> None:
     """Print the table of all methods."""
-    table = Table("method", "networks", "positives", "negatives", "mass", "objective", title="Methods")
+    table = Table("method", "networks", "positives", "negatives", "weighting", "objective", title="Methods")
     for row in METHODS.values():
-        table.add_row(row.name, *_describe_parts(row.composition))
+        table.add_row(row.name, *_describe_parts(row.spec))
     Console().print(table)
 
 
-def _describe_parts(parts: Composition) -> tuple[str, ...]:
-    """Networks, positives, negatives, weighting and objective of a method, in a few words each."""
-    topology, positives, negatives, loss = parts.topology, parts.positives, parts.negatives, parts.loss
-    networks = "online + EMA" if topology.target else "one"
-    pulled = {
-        "key": "key",
-        "nearest": "nearest bank row",
-        "neighbors": f"key + {positives.k} bank rows ({positives.weighting})",
-    }[str(positives.rule)]
-    pushed = {
-        "views": "other images, both views",
-        "positives": "other images' positives",
-        "queries": "other images' predictions",
-        "bank": f"bank of {parts.bank.size}",
-        "none": "none",
-    }[str(negatives.source)]
-    mixed = (negatives.mixed or 0) + (negatives.mixed_query or 0)
-    if mixed:
-        pushed += f" + {mixed} mixed"
-    if negatives.pnsm:
-        pushed += f", PNSM a={negatives.a:g}"
-    contrastive = loss.objective == "contrastive"
-    mass = str(negatives.mass) if contrastive else "–"
-    terms = f"{loss.objective}, t={loss.temperature:g}" if contrastive else str(loss.objective)
-    if loss.hard:
-        terms += f", + {loss.hard:g} L_hard"
-    return networks + (" + predictor" if topology.predictor else ""), pulled, pushed, mass, terms
+def _describe_parts(method: MethodSpec) -> tuple[str, ...]:
+    """Networks, positives, negatives, weighting and objective of a method in a few words each."""
+    networks = "online + EMA" if method.target.enabled else "one"
+    negatives = ", ".join(filter(None, (method.negatives.describe(), method.sampler.describe())))
+    contrasts = method.objective.uses_negatives
+    objective = method.objective.describe() + (f", t={method.loss.temperature:g}" if contrasts else "")
+    if method.loss.hard_weight:
+        objective += f", + {method.loss.hard_weight:g} L_hard"
+    return (
+        networks + (" + predictor" if method.predictor.enabled else ""),
+        method.positives.describe(),
+        negatives,
+        method.weighting.describe() if contrasts else "–",
+        objective,
+    )
 
 
 def method_table(name: str) -> None:
-    """Print the settings of one method."""
-    method = find(name)
+    """Print every setting of a method with its value and meaning."""
+    method = find_method(name)
     table = Table("key", "value", "meaning", title=method.title, caption=method.reference)
     for group in fields(method.spec):
         part = getattr(method.spec, group.name)

@@ -13,7 +13,7 @@ from psm.config.schema import KnnConfig
 from psm.data import ImageDataset
 from psm.evaluation.features import extract
 from psm.evaluation.knn import knn_accuracy
-from psm.mining.purity import settled
+from psm.mining.purity import finalize
 from psm.training.health import feature_health, in_words
 from psm.training.module import PretrainModule
 from psm.training.progress_bar import ProgressBar

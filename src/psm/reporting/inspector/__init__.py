@@ -11,6 +11,7 @@ from torch import nn
 from psm.config import merge as settings
 from psm.config.schema import InspectConfig, PretrainConfig
 from psm.data import ImageDataset, load_dataset
+from psm.methods.plugins import load_plugins
 from psm.reporting.inspector.collect import InspectionData, choose, collect
 from psm.reporting.inspector.page import render
 from psm.training.checkpoint import read_checkpoint
@@ -55,6 +56,7 @@ def run_inspection(
 ) -> Inspection:
     """Inspect by the merged overrides; a given ``data`` replaces the one that its key names."""
     first = settings.build(InspectConfig, *overrides)
+    load_plugins(first.plugins)
     _check(first)
     run = _find_run(first.run)
     page = _page_path(run, first)
@@ -90,7 +92,7 @@ def run_inspection(
 
 def _remarks(collected: InspectionData, trained: PretrainConfig) -> list[str]:
     remarks = []
-    if not collected.composition.mines:
+    if not collected.method.num_mined:
         remarks.append(f"{trained.method} mines no positives: the page shows the nearest images that could be mined.")
     if len(collected.epochs) == 1:
         remarks.append("one epoch to look at: train with save.snapshots=5 to keep a checkpoint every five epochs.")

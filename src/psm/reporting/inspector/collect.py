@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from psm.data import ImageStore
 from psm.evaluation.mining_analysis import Embedded, Mining, embed, load_snapshot, mine, same_class
-from psm.methods.registry import Composition
+from psm.methods.spec import MethodSpec
 from psm.utils.seeding import generator
 
 BINS = 40  # of the similarity histogram, from -1 to 1
@@ -39,6 +39,7 @@ class SnapshotMining(NamedTuple):
     reference: Tensor  # (Q,) s(q, key), where eq. 8 peaks
     negatives: Tensor  # (Q, n) ids of the negatives shown, most similar first, -1 where there are fewer
     negative_similarity: Tensor  # (Q, n)
+    negative_keep: Tensor  # (Q, n) keep probability
     num_negatives: Tensor  # (Q,) all of them
     histogram: Tensor  # (Q, BINS) number of negatives by similarity
     histogram_false: Tensor  # (Q, BINS) those of the query's class, zero without labels
@@ -52,7 +53,7 @@ class InspectionData:
     queries: Tensor  # (Q,) ids
     epochs: list[float]
     snapshots: list[SnapshotMining]  # one per epoch
-    composition: Composition
+    method: MethodSpec
     labels: Tensor | None  # of all training images
 
 
@@ -91,7 +92,7 @@ def collect(
     mined: dict[float, SnapshotMining] = {}
     for checkpoint in checkpoints:
         snapshot = load_snapshot(checkpoint, encoder)
-        composition = snapshot.composition
+        method = snapshot.method
         if snapshot.epoch in mined:
             advance(len(queries) + len(others))
             continue
@@ -103,7 +104,7 @@ def collect(
             parts.append(summarize(mine(snapshot, chunk, rest), images.labels, shown))
         mined[snapshot.epoch] = _concatenate(parts)
     epochs = sorted(mined)
-    return InspectionData(queries, epochs, [mined[epoch] for epoch in epochs], composition, images.labels)
+    return InspectionData(queries, epochs, [mined[epoch] for epoch in epochs], method, images.labels)
 
 
 @torch.inference_mode()
@@ -121,6 +122,7 @@ def summarize(mining: Mining, labels: Tensor | None, shown: int) -> SnapshotMini
         reference=mining.reference,
         negatives=mining.negatives[places.clamp(min=0)].masked_fill(~present, -1) if places.numel() else places,
         negative_similarity=mining.similarity.gather(1, places.clamp(min=0)).masked_fill(~present, 0.0),
+        negative_keep=mining.keep.gather(1, places.clamp(min=0)).masked_fill(~present, 0.0),
         num_negatives=mining.allowed.sum(1),
         histogram=_histogram(mining.similarity, mining.allowed),
         histogram_false=_histogram(mining.similarity, false),

@@ -10,10 +10,13 @@ from jinja2 import Environment
 from markupsafe import Markup
 from torch import Tensor
 
+from psm.config.parts import Part
 from psm.config.schema import PretrainConfig
 from psm.data import ImageDataset
-from psm.evaluation.mining_analysis import source_of
-from psm.methods.registry import METHODS, Composition
+from psm.evaluation.mining_analysis import soft_parts
+from psm.methods.build import method_title
+from psm.methods.spec import MethodSpec
+from psm.mining.pnsm import NegativeSampler
 from psm.reporting.inspector.collect import (
     BINS,
     InspectionData,
@@ -28,7 +31,8 @@ from psm.utils.errors import UserError
 
 MAX_PAGE_BYTES = 20_000_000
 SCALE = 10_000  # similarities, weights and shares are stored as integers of this unit
-MISSING = -32_768  # stands for NaN
+MISSING = -32_768  # NaN
+GRID = 101  # points of the keep curve on each axis
 
 
 def render(collected: InspectionData, data: ImageDataset, config: PretrainConfig, folder: str) -> str:
@@ -97,6 +101,7 @@ def page_data(
         "reference": fixed_point("reference"),
         "negatives": pack_array(positions(stacked("negatives")), "int32" if len(shown) > 32_767 else "int16"),
         "negative_similarity": fixed_point("negative_similarity"),
+        "negative_keep": fixed_point("negative_keep"),
         "num_negatives": pack_array(stacked("num_negatives"), "int32"),
         "histogram": pack_array((stacked("histogram") * 255 / highest).ceil(), "uint8"),
         "histogram_false": (
@@ -116,7 +121,7 @@ def about(collected: InspectionData, config: PretrainConfig, folder: str) -> dic
     k = collected.snapshots[0].positives.shape[1]
     return {
         "run": folder,
-        "title": METHODS[config.method].title,
+        "title": method_title(config.method),
         "data": config.data,
         "encoder": config.encoder,
         "epochs": config.epochs,
@@ -125,16 +130,16 @@ def about(collected: InspectionData, config: PretrainConfig, folder: str) -> dic
         "scale": SCALE,
         "missing": MISSING,
         "bins": BINS,
-        **describe_method(collected.composition, config.method, k),
+        **describe_method(collected.method, config.method, k),
     }
 
 
-def describe_method(spec: Composition, name: str, k: int) -> dict[str, Any]:
-    """All that the page says about a method; its script knows no method.
+def describe_method(method: MethodSpec, name: str, k: int) -> dict[str, Any]:
+    """All that the page says about a method, from its parts; the page's script knows no method.
 
     Args:
-        spec: the parts of the method.
-        name: the method's name.
+        method: the parts of the method.
+        name: its name.
         k: number of positives shown per query.
 
     Returns:
@@ -144,67 +149,60 @@ def describe_method(spec: Composition, name: str, k: int) -> dict[str, Any]:
         positives_title, positives_text: heading of the positives and the sentences below it.
         negatives_title, negatives_text: the same of the negatives.
         anchor: what the similarity of negatives is measured to.
-        competitor: the sample that the negatives compete with, where eq. 8 peaks.
-        pnsm: None, or {"a": a} where negatives are kept with the probability of eq. 8.
+        competitor: the sample that the negatives compete with.
+        sampler: None where all negatives are kept, or the table of ``keep_table``.
     """
-    source = source_of(spec)
-    anchored_at_positive = source == "queries"
+    rule, source = soft_parts(method)
+    mines, sampler = method.num_mined > 0, method.sampler
+    anchored_at_query = source.anchor_name == "query"
     return {
         "method": name,
-        "mines": spec.mines,
-        "positives_name": "mined positives" if spec.mines else "nearest images",
-        "positives_short": "positives" if spec.mines else "neighbors",
-        "positives_title": "Which positives were mined for it?" if spec.mines else "What could be mined for it?",
-        "positives_text": _positives_text(spec, name, k),
+        "mines": mines,
+        "positives_name": "mined positives" if mines else "nearest images",
+        "positives_short": "positives" if mines else "neighbors",
+        "positives_title": "Which positives were mined for it?" if mines else "What could be mined for it?",
+        "positives_text": _positives_text(method, name, k),
         "negatives_title": (
-            "Which negatives does PNSM keep?" if spec.negatives.pnsm else "Which negatives is it pushed from?"
+            "Which negatives is it pushed from?"
+            if sampler.keeps_all
+            else f"Which negatives does {type(sampler).__name__} keep?"
         ),
-        "negatives_text": _negatives_text(spec, name, source),
-        "anchor": "mined positive" if anchored_at_positive else "query",
-        "competitor": "query" if anchored_at_positive else _COMPETITORS.get(str(spec.positives.rule), "key"),
-        "pnsm": {"a": spec.negatives.a} if spec.negatives.pnsm else None,
+        "negatives_text": _negatives_text(method, name),
+        "anchor": source.anchor_name,
+        "competitor": rule.first_name if anchored_at_query else "query",
+        "sampler": None if sampler.keeps_all else keep_table(sampler),
     }
 
 
-_COMPETITORS = {"nearest": "mined positive"}
-_NEGATIVES = {
-    "positives": "keys of other images and the positives mined for those",
-    "views": "keys of other images",
-    "bank": "rows of the bank",
-    "queries": "predictions for other images; the mined positive is the anchor they are compared with",
-}
+def _positives_text(method: MethodSpec, name: str, k: int) -> str:
+    if method.num_mined:
+        return f"{_doc(method.positives)} w: weight; s: similarity to the query."
+    candidates = "bank rows" if method.needs_bank else "of the other images looked at, those"
+    return (
+        f"{name} mines no positives. Not used by it, but there to be mined: the {k} {candidates} most similar to its "
+        "key. s: similarity to the query."
+    )
 
 
-def _positives_text(spec: Composition, name: str, k: int) -> str:
-    similarity = "s: similarity to the query."
-    if not spec.mines:
-        candidates = "bank rows" if spec.needs_bank else "of the other images looked at, those"
-        return (
-            f"{name} mines no positives. Not used by it, but there to be mined: the {k} {candidates} most similar to "
-            f"its key. {similarity}"
-        )
-    variant = "" if spec.positives.weighting == "V0" else f", {spec.positives.weighting}"
-    texts = {
-        "nearest": f"The bank row most similar to its key (eq. 3), which replaces the key. {similarity}",
-        "neighbors": f"The {k} bank rows most similar to its key (eq. 3). w: weight (eq. 5{variant}), beside the key's "
-        f"own weight of 1; {similarity}",
-    }
-    return texts[str(spec.positives.rule)]
-
-
-def _negatives_text(spec: Composition, name: str, source: str) -> str:
-    if source not in _NEGATIVES or spec.loss.objective != "contrastive":
+def _negatives_text(method: MethodSpec, name: str) -> str:
+    _, source = soft_parts(method)
+    if not method.objective.uses_negatives:
         return f"None: {name} has no negatives."
-    kept = (
-        f"Each is kept with probability p = exp(−a (s − s(q, key))²), a = {spec.negatives.a:g} (eq. 8): the curve."
-        if spec.negatives.pnsm
-        else "Without PNSM all of them are kept."
-    )
-    synthetic = (spec.negatives.mixed or 0) + (spec.negatives.mixed_query or 0)
-    omitted = (
-        f" The {synthetic} synthetic ones mixed from the hardest have no image and are left out." if synthetic else ""
-    )
-    return f"Its negatives are {_NEGATIVES[source]}. {kept}{omitted if synthetic else ''}"
+    sampler = method.sampler
+    kept = "All of them are kept." if sampler.keeps_all else f"{_doc(sampler)} The curve is this probability, p."
+    synthetic = " Synthetic negatives have no image and are not shown." if source.has_synthetic else ""
+    return f"Its negatives: {source.describe()}. {kept}{synthetic}"
+
+
+def _doc(part: Part) -> str:
+    """The docstring of a part as one line, or its description where it has none."""
+    return " ".join((type(part).__doc__ or f"{part.describe()}.").split())
+
+
+def keep_table(sampler: NegativeSampler) -> dict[str, Any]:
+    """Keep probability on a grid of similarities from -1 to 1, (GRID, GRID): rows by that of the positive."""
+    grid = torch.linspace(-1, 1, GRID)
+    return pack_array(to_fixed_point(sampler.probability(grid.expand(GRID, -1).clone(), grid)), "int16")
 
 
 def to_fixed_point(values: Tensor) -> Tensor:

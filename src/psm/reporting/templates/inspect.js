@@ -22,7 +22,14 @@ const BLUE = "#0072B2", ORANGE = "#D55E00", GREEN = "#009E73", GRAY = "#777777";
 const number = value => (value === about.missing ? null : value / about.scale);
 const metric = (name, epoch, query) => number(data.metrics[name].values[epoch * queryCount + query]);
 const reference = (epoch, query) => number(data.reference.values[epoch * queryCount + query]);
-const keep = (similarity, positive) => (about.pnsm ? Math.exp(-about.pnsm.a * (similarity - positive) ** 2) : 1);
+/** Keep probability of a negative, interpolated in the table that is given for the row of the positive. */
+function keepProbability(similarity, positive) {
+  if (!about.sampler) return 1;
+  const { values, shape: [rows, columns] } = about.sampler;
+  const row = Math.round(((positive + 1) / 2) * (rows - 1)), column = ((similarity + 1) / 2) * (columns - 1);
+  const at = i => number(values[row * columns + Math.max(0, Math.min(columns - 1, i))]), left = Math.floor(column);
+  return at(left) + (at(left + 1) - at(left)) * (column - left);
+}
 const label = place => (about.labeled ? data.labels.values[place] : null);
 const className = place => (about.labeled ? data.classes[label(place)] : "");
 const image = place => data.images.values[place];
@@ -46,9 +53,8 @@ function positivesOf(epoch, query) {
 }
 
 function negativesOf(epoch, query) {
-  const positive = reference(epoch, query);
   return samples(data.negatives, data.negative_similarity, epoch, query).map(sample => ({
-    ...sample, keep: keep(sample.similarity, positive), verdict: verdict(query, sample.place, false),
+    ...sample, keep: number(data.negative_keep.values[sample.at]), verdict: verdict(query, sample.place, false),
   }));
 }
 
@@ -267,7 +273,7 @@ function summary(query, epoch) {
   const count = data.num_negatives.values[epoch * queryCount + query];
   const share = metric("false_negatives", epoch, query), kept = metric("false_negatives_kept", epoch, query);
   if (share !== null) {
-    parts.push(`${percent(share)} of ${count.toLocaleString("en")} negatives false${about.pnsm ? `, ${percent(kept)} of those kept` : ""}`);
+    parts.push(`${percent(share)} of ${count.toLocaleString("en")} negatives false${about.sampler ? `, ${percent(kept)} of those kept` : ""}`);
   } else if (count) {
     parts.push(`${percent(metric("nearer", epoch, query))} of ${count.toLocaleString("en")} negatives nearer than the ${about.competitor}`);
   }
@@ -300,7 +306,7 @@ const lowest = (() => {
   return Math.floor((least / about.scale) * 10) / 10;
 })();
 
-const PLOT = { left: 42, right: 14, top: 32, bottom: 40, height: about.pnsm ? 270 : 200 };
+const PLOT = { left: 42, right: 14, top: 32, bottom: 40, height: about.sampler ? 270 : 200 };
 
 function drawNegatives() {
   if (!data.negatives.shape[2]) return;
@@ -329,9 +335,9 @@ function drawNegatives() {
   let path = "";
   for (let i = 0; i <= 100; i++) {
     const s = lowest + ((1 - lowest) * i) / 100;
-    path += `${i ? "L" : "M"}${x(s).toFixed(1)} ${y(keep(s, positive)).toFixed(1)}`;
+    path += `${i ? "L" : "M"}${x(s).toFixed(1)} ${y(keepProbability(s, positive)).toFixed(1)}`;
   }
-  plot.append(svg("path", { d: path, fill: "none", stroke: "#333", "stroke-width": 2, ...(about.pnsm ? {} : { "stroke-dasharray": "5 4" }) }));
+  plot.append(svg("path", { d: path, fill: "none", stroke: "#333", "stroke-width": 2, ...(about.sampler ? {} : { "stroke-dasharray": "5 4" }) }));
   plot.append(svg("line", { x1: x(positive), x2: x(positive), y1: 16, y2: floor, stroke: GREEN, "stroke-width": 2, "stroke-dasharray": "6 3" }));
   const right = x(positive) > width - 120;
   plot.append(svg("text", { x: x(positive) + (right ? -5 : 5), y: 23, "text-anchor": right ? "end" : "start" },
@@ -346,7 +352,7 @@ function drawNegatives() {
   box.replaceChildren(plot);
   drawAxis(found, x, width);
   const figures = found.map((sample, i) => {
-    const made = figure(sample, about.pnsm
+    const made = figure(sample, about.sampler
       ? [`p ${digits(sample.keep)}`, element("br"), `s ${digits(sample.similarity)}`]
       : [`s ${digits(sample.similarity)}`]);
     made.id = `negative-${i}`;
@@ -393,7 +399,7 @@ function sentence(sample, i, count) {
   if (sample.place === data.queries.values[state.query]) parts.push("the query itself, as another image's positive or an old bank row");
   else if (about.labeled) parts.push(className(sample.place));
   parts.push(`similarity ${digits(sample.similarity)}`);
-  if (about.pnsm) parts.push(`kept with probability ${digits(sample.keep)}`);
+  if (about.sampler) parts.push(`kept with probability ${digits(sample.keep)}`);
   if (sample.verdict !== null) parts.push(sample.verdict ? "✓ another class" : "✗ the query's own class");
   return parts.join(", ");
 }
@@ -425,10 +431,10 @@ function walk(to, scroll) {
 const TRENDS = [
   { title: `How pure are the ${about.positives_name}?`, needs: "purity", whole: true, share: true,
     lines: [["purity", "true, of all queries", BLUE], ["purity_weighted", "counted by weight", GREEN], ["hit", "queries with at least one true", GRAY]] },
-  { title: about.pnsm ? "How many negatives are false, and does PNSM keep them?" : "How many negatives are false?", needs: "false_negatives", share: true,
-    lines: [["false_negatives", "false, of all negatives", BLUE], ...(about.pnsm ? [["false_negatives_kept", "false, as PNSM keeps them", ORANGE]] : [])] },
+  { title: about.sampler ? "How many negatives are false, before and after sampling?" : "How many negatives are false?", needs: "false_negatives", share: true,
+    lines: [["false_negatives", "false, of all negatives", BLUE], ...(about.sampler ? [["false_negatives_kept", "false, as kept", ORANGE]] : [])] },
   { title: `How similar are the ${about.positives_name}?`, needs: "similarity", whole: true, lines: [["similarity", "mean of all queries", BLUE]] },
-  { title: "What share of the negatives does PNSM keep?", needs: "kept", only: about.pnsm !== null, whole: true, share: true, lines: [["kept", "mean of all queries", BLUE]] },
+  { title: "What share of the negatives is kept?", needs: "kept", only: about.sampler !== null, whole: true, share: true, lines: [["kept", "mean of all queries", BLUE]] },
   { title: `How many negatives are nearer than the ${about.competitor}?`, needs: "nearer", only: !about.labeled, share: true, lines: [["nearer", "mean of all queries", BLUE]] },
 ];
 const STYLES = [["", "circle"], ["7 3", "square"], ["2 3", "triangle"], ["", "diamond"]];
@@ -452,8 +458,8 @@ function chart(trend) {
   const lines = trend.lines
     .map(([name, label, color], i) => ({ label, color, style: STYLES[i], values: data.means.map(mean => mean[name]) }))
     .filter(line => line.values.some(value => value !== null));
-  const own = data.epochs.map((_, epoch) => metric(trend.needs === "false_negatives" && about.pnsm ? "false_negatives_kept" : trend.needs, epoch, state.query));
-  lines.push({ label: `this query${trend.needs === "false_negatives" && about.pnsm ? ", as kept" : ""}`, color: "#1a1a1a", style: STYLES[3], values: own, thin: true });
+  const own = data.epochs.map((_, epoch) => metric(trend.needs === "false_negatives" && about.sampler ? "false_negatives_kept" : trend.needs, epoch, state.query));
+  lines.push({ label: `this query${trend.needs === "false_negatives" && about.sampler ? ", as kept" : ""}`, color: "#1a1a1a", style: STYLES[3], values: own, thin: true });
   const all = lines.flatMap(line => line.values).filter(value => value !== null);
   const top = trend.whole ? 1 : Math.max(0.05, Math.ceil(Math.max(...all) * 11) / 10), bottom = Math.min(0, Math.floor(Math.min(...all) * 2) / 2);
   const width = 420, height = 190, left = 44, right = 14, floor = height - 28;
