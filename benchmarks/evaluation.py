@@ -15,7 +15,8 @@ from mining import Contender
 from psm.config.schema import KnnConfig, LinearConfig, ViewsConfig
 from psm.data import ImageStore
 from psm.evaluation.features import extract
-from psm.evaluation.scores import knn, linear
+from psm.evaluation.knn import knn_accuracy
+from psm.evaluation.linear import linear_accuracy
 from psm.views.transform import Views
 from turns import in_turns, keep, shown, spread, timed
 
@@ -42,9 +43,9 @@ def main() -> None:
         {
             "epoch": lambda: TRAIN / options.batch * timed(lambda: [contender.step() for _ in range(STEPS)]) / STEPS,
             "features": lambda: timed(lambda: extract(contender.networks.encoder, images, views)),
-            "knn": lambda: timed(lambda: knn(*parts, classes=CLASSES, config=KnnConfig())),
+            "knn": lambda: timed(lambda: knn_accuracy(*parts, classes=CLASSES, config=KnnConfig())),
             "linear": lambda: timed(
-                lambda: linear(lambda epoch: parts[0], *parts[1:], CLASSES, LinearConfig(), seed=0)
+                lambda: linear_accuracy(lambda epoch: parts[0], *parts[1:], CLASSES, LinearConfig(), seed=0)
             ),
         },
         options.turns,

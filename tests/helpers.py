@@ -1,5 +1,8 @@
 """What tests of several rooms share."""
 
+import re
+import shutil
+import subprocess
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -31,6 +34,33 @@ SMALL = {
 }
 
 compiled = pytest.mark.skipif(runtime.lanes() is None, reason="nothing is compiled for this processor")
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+needs_browser = pytest.mark.skipif(CHROMIUM is None, reason="needs chromium")
+
+
+def browser_dom(url, profile, width):
+    """The document of a page after its scripts ran in headless chromium, at a width of the window in pixels."""
+    switches = (
+        *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync"),
+        *("--disable-background-networking", "--disable-component-update", "--disable-dev-shm-usage"),
+        *("--hide-scrollbars", "--virtual-time-budget=4000", f"--window-size={width},900"),
+        *(f"--user-data-dir={profile}", "--dump-dom"),
+    )
+    return subprocess.run([CHROMIUM, *switches, url], capture_output=True, text=True, timeout=120).stdout
+
+
+def page_widths(page, folder, width):
+    """Width of the window, of the document, and of the narrowest and widest chart, of an HTML file in a browser."""
+    script = (
+        "<script>const d = document.documentElement;"
+        "const g = [...document.querySelectorAll('svg')].map(x => Math.round(x.getBoundingClientRect().width));"
+        "d.dataset.measured = [innerWidth, d.scrollWidth, Math.min(...g), Math.max(...g)].join(' ');</script>"
+    )
+    probe = folder / f"probe-{width}.html"
+    probe.write_text(page.read_text().replace("</body>", f"{script}</body>"))
+    shown = browser_dom(probe.as_uri(), folder / f"profile-{width}", width)
+    return [int(number) for number in re.search(r'data-measured="([\d ]+)"', shown)[1].split()]
 
 
 @contextmanager

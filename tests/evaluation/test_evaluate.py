@@ -1,4 +1,4 @@
-"""Scores: against slow references; the encoder is bit-identical afterwards; every score carries its protocol."""
+"""Scores against slow references; the encoder is bit-identical afterwards; every score carries its protocol."""
 
 import json
 import math
@@ -6,16 +6,21 @@ import math
 import numpy as np
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import nn
 
 import psm
 from psm.config.schema import KnnConfig, LinearConfig, ViewsConfig
 from psm.data import ImageDataset, ImageStore
+from psm.evaluation.accuracy import topk_accuracy
+from psm.evaluation.evaluate import BASELINE_LR_GRID
 from psm.evaluation.features import extract, frozen
-from psm.evaluation.scores import accuracy, knn, linear
+from psm.evaluation.knn import knn_accuracy
+from psm.evaluation.linear import linear_accuracy
 from psm.utils.errors import UserError
 from psm.utils.files import append_line, read_lines
+from psm.utils.seeding import generator
 from psm.views.transform import Views
 
 
@@ -44,19 +49,19 @@ def slow_knn(train, train_labels, test, test_labels, classes, k, temperature):
 def test_knn_equals_loops(k, temperature):
     train, train_labels = clusters(classes=7, width=8, count=84)
     test, test_labels = clusters(classes=7, width=8, count=35, seed=1)
-    result = knn(train, train_labels, test, test_labels, 7, KnnConfig(k=k, temperature=temperature))
+    result = knn_accuracy(train, train_labels, test, test_labels, 7, KnnConfig(k=k, temperature=temperature))
     expected = slow_knn(train, train_labels, test, test_labels, 7, min(k, len(train)), temperature)
     assert (result.top1, result.top5) == pytest.approx(expected)
 
 
 def test_knn_is_finite_at_a_small_temperature():
     train, labels = clusters()
-    assert knn(train, labels, train, labels, 3, KnnConfig(k=1, temperature=1e-3)).top1 == 100
+    assert knn_accuracy(train, labels, train, labels, 3, KnnConfig(k=1, temperature=1e-3)).top1 == 100
 
 
 def test_accuracy():
     scores = torch.eye(8)[torch.arange(8)] + torch.eye(8)[(torch.arange(8) + 1) % 8] * 2
-    result = accuracy(scores, torch.arange(8))
+    result = topk_accuracy(scores, torch.arange(8))
     assert (result.top1, result.top5) == (0, 100)
 
 
@@ -64,25 +69,77 @@ def test_linear_learns_what_is_linear_and_nothing_else():
     train, labels = clusters(count=300)
     test, test_labels = clusters(count=90, seed=1)
     settings = LinearConfig(epochs=20, batch_size=32)
-    assert linear(lambda epoch: train, labels, test, test_labels, 3, settings).top1 > 90
+    assert linear_accuracy(lambda epoch: train, labels, test, test_labels, 3, settings).accuracy.top1 > 90
     # The scale and the offset of features do not matter, since they are standardized.
-    moved = linear(lambda epoch: train * 1e3 + 7, labels, test * 1e3 + 7, test_labels, 3, settings)
-    assert moved.top1 > 90
+    moved = linear_accuracy(lambda epoch: train * 1e3 + 7, labels, test * 1e3 + 7, test_labels, 3, settings)
+    assert moved.accuracy.top1 > 90
     shuffled = labels[torch.randperm(300, generator=torch.Generator().manual_seed(0))]
-    assert linear(lambda epoch: train, shuffled, test, test_labels, 3, settings).top1 < 65
+    assert linear_accuracy(lambda epoch: train, shuffled, test, test_labels, 3, settings).accuracy.top1 < 65
 
 
 def test_linear_is_deterministic_and_asks_for_features_each_epoch():
     train, labels = clusters(count=60)
-    asked = []
+    epochs = []
 
     def features(epoch):
-        asked.append(epoch)
+        epochs.append(epoch)
         return train
 
-    first = linear(features, labels, train, labels, 3, LinearConfig(epochs=4), seed=3)
-    assert asked == [0, 1, 2, 3]
-    assert first == linear(features, labels, train, labels, 3, LinearConfig(epochs=4), seed=3)
+    first = linear_accuracy(features, labels, train, labels, 3, LinearConfig(epochs=4), seed=3)
+    assert epochs == [0, 1, 2, 3]
+    assert first == linear_accuracy(features, labels, train, labels, 3, LinearConfig(epochs=4), seed=3)
+
+
+def slow_linear(train, labels, test, test_labels, lr, epochs, batch):
+    """The linear protocol with one layer and torch's plain SGD."""
+    mean, std = train.mean(0), train.std(0)
+    layer = nn.Linear(train.shape[1], 3)
+    with torch.no_grad():
+        layer.weight.normal_(std=0.01, generator=generator(0, "linear"))
+        layer.bias.zero_()
+    optimizer = torch.optim.SGD(layer.parameters(), lr=lr, momentum=0.9)
+    steps = epochs * -(-len(train) // batch)
+    for epoch in range(epochs):
+        order = torch.randperm(len(train), generator=generator(0, "linear", epoch))
+        for place, rows in enumerate(order.split(batch)):
+            step = epoch * -(-len(train) // batch) + place
+            optimizer.param_groups[0]["lr"] = 0.5 * lr * (1 + math.cos(math.pi * step / steps))
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(layer((train[rows] - mean) / std), labels[rows]).backward()
+            optimizer.step()
+    return topk_accuracy(layer((test - mean) / std), test_labels)
+
+
+def noisy(count, seed):
+    """Two useful features among eighty of noise: a large learning rate overfits."""
+    features, labels = clusters(count=count, width=80, seed=seed)
+    features[:, :3] /= 3
+    return features, labels
+
+
+def test_a_grid_trains_each_rate_as_a_layer_of_its_own_and_takes_the_best():
+    (train, labels), (test, test_labels) = noisy(120, 0), noisy(600, 1)
+    settings = {"epochs": 30, "batch_size": 16}
+    alone = {}
+    for lr in (1.0, 0.1, 0.001):
+        alone[lr] = linear_accuracy(lambda epoch: train, labels, test, test_labels, 3, LinearConfig(lr=lr, **settings))
+        assert alone[lr].accuracy == slow_linear(train, labels, test, test_labels, lr, 30, 16)
+        assert alone[lr].lr == lr
+    grid = LinearConfig(lr_grid=list(alone), **settings)
+    chosen = linear_accuracy(lambda epoch: train, labels, test, test_labels, 3, grid)
+    assert chosen == alone[chosen.lr]  # trained on all images with the chosen rate, as if it had been given
+    assert chosen.accuracy.top1 == max(result.accuracy.top1 for result in alone.values())
+    assert (
+        linear_accuracy(lambda epoch: train, labels, test, test_labels, 3, LinearConfig(lr_grid=[0.1], **settings))
+        == alone[0.1]
+    )
+
+
+def test_the_rate_is_chosen_without_the_test_images():
+    train, labels = noisy(120, 0)
+    settings = LinearConfig(epochs=5, lr_grid=[0.5, 0.001])
+    chosen = {linear_accuracy(lambda epoch: train, labels, *noisy(60, seed), 3, settings).lr for seed in range(1, 5)}
+    assert len(chosen) == 1
 
 
 def test_extract_leaves_modes_and_buffers_alone():
@@ -146,6 +203,47 @@ def test_evaluate_a_run(run, tmp_path, monkeypatch):
         assert 0 <= line["top1"] <= line["top5"] <= 100
     assert stored[0]["protocol"]["epoch"] == 0
     assert stored[-1]["protocol"]["epoch"] == 2
+    pixels, untrained, encoder = (line["protocol"] for line in stored if line["score"] == "linear")
+    assert pixels["lr_grid"] == untrained["lr_grid"] == list(BASELINE_LR_GRID)
+    assert pixels["lr"] in BASELINE_LR_GRID
+    assert (encoder["lr"], encoder["lr_grid"]) == (0.1, None)
+
+
+def test_one_grid_for_the_encoder_and_the_baselines(run, tmp_path):
+    keys = {"linear": {"epochs": 2, "lr_grid": [0.2, 0.02]}, "knn": {"enabled": False}, "progress": False}
+    scores = psm.evaluate(run, baselines=True, out=str(tmp_path), **keys)
+    assert [score.of for score in scores] == ["raw pixels", "untrained encoder", "psm"]
+    for score in scores:
+        assert score.protocol["lr_grid"] == [0.2, 0.02]
+        assert score.protocol["lr"] in (0.2, 0.02)
+
+
+def rewritten(run, path, change):
+    """A copy of the run's encoder file with its weights changed."""
+    with safe_open(run / "encoder.safetensors", "pt") as file:
+        metadata = file.metadata()
+    state = load_file(run / "encoder.safetensors")
+    change(state)
+    save_file(state, path, metadata)
+    return path
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_weights_that_are_not_numbers_are_refused(run, tmp_path, value):
+    path = rewritten(run, tmp_path / "a.safetensors", lambda state: state["layer1.0.conv1.weight"].fill_(value))
+    with pytest.raises(UserError, match=r"NaN or infinite \(layer1\.0\.conv1\.weight\)"):
+        psm.evaluate(path, data="shapes", images={"limit": 100}, **FAST)
+    assert [path.name for path in tmp_path.iterdir()] == ["a.safetensors"]
+
+
+def test_features_that_are_not_numbers_are_refused(run, tmp_path):
+    def overflow(state):  # finite weights whose products are not
+        state["conv1.weight"].fill_(3e38)
+
+    path = rewritten(run, tmp_path / "a.safetensors", overflow)
+    with pytest.raises(UserError, match="gives features that are NaN or infinite"):
+        psm.evaluate(path, data="shapes", images={"limit": 100}, **FAST)
+    assert not (tmp_path / "scores.jsonl").exists()
 
 
 def test_a_run_its_checkpoint_and_its_encoder_score_the_same(run, tmp_path):
@@ -191,17 +289,19 @@ def test_refusals(run, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("keys", "says"),
+    ("keys", "expected"),
     [
         ({"accelerator": "gpus"}, "accelerator=gpus"),
         ({"precision": "foo"}, "precision=foo"),
         ({"linear": {"lr": -1.0}}, r"linear\.lr=-1"),
+        ({"linear": {"lr_grid": [0.1, -1.0]}}, r"linear\.lr_grid=-1"),
+        ({"linear": {"lr_grid": []}}, r"linear\.lr_grid=\[\] is empty"),
         ({"out": "/proc/nothing"}, "cannot be written"),
         ({"knn": {"temperature": float("nan")}}, r"knn\.temperature=nan"),
     ],
 )
-def test_bad_settings(run, keys, says):
-    with pytest.raises(UserError, match=says):
+def test_bad_settings(run, keys, expected):
+    with pytest.raises(UserError, match=expected):
         psm.evaluate(run, **keys)
 
 
@@ -233,12 +333,6 @@ def test_a_hostile_checkpoint_is_refused_and_not_run(tmp_path):
 
 
 def test_a_missing_weight_is_an_error(run, tmp_path):
-    from safetensors import safe_open
-
-    with safe_open(run / "encoder.safetensors", "pt") as file:
-        metadata = file.metadata()
-    state = load_file(run / "encoder.safetensors")
-    del state["layer1.0.conv1.weight"]
-    save_file(state, tmp_path / "a.safetensors", metadata)
+    rewritten(run, tmp_path / "a.safetensors", lambda state: state.pop("layer1.0.conv1.weight"))
     with pytest.raises(UserError, match=r"layer1\.0\.conv1\.weight"):
         psm.load_encoder(tmp_path / "a.safetensors")

@@ -1,4 +1,4 @@
-"""A suite as its users meet it: a command that can be killed, repeated and read; pages in a real browser."""
+"""`psm experiment run`: killed, repeated and resumed; its files, its messages, and its pages in a real browser."""
 
 import csv
 import itertools
@@ -13,6 +13,7 @@ import time
 
 import pytest
 
+from helpers import needs_browser, page_widths
 from psm.utils.files import read_lines
 
 SMOKE = ("preset=smoke", "epochs=4", "jobs=2", "monitor.every=4")
@@ -100,9 +101,9 @@ def test_a_killed_run_is_reported_and_continued_to_the_same_results(study, tmp_p
     suite = subprocess.Popen(command(*arguments), stderr=subprocess.PIPE, text=True, env=environment())
     until_an_epoch_is_done(suite, out)
     os.kill(worker_of(suite), signal.SIGKILL)
-    _, said = suite.communicate(timeout=120)
-    assert suite.returncode == 1, said
-    assert "ended by SIGKILL" in said
+    _, output = suite.communicate(timeout=120)
+    assert suite.returncode == 1, output
+    assert "ended by SIGKILL" in output
     (failure,) = table(out, "failures")
     assert (out / failure["log"]).exists()
     assert "ended by SIGKILL" in (out / "report" / "figure2.html").read_text()
@@ -121,9 +122,9 @@ def test_one_failure_does_not_stop_the_rest(tmp_path, capsys):
     out = tmp_path / "study"
     data = f"data=[{tmp_path}/nowhere,shapes]"
     assert main(["experiment", "run", "table1", f"out={out}", "preset=smoke", "methods=simclr", data]) == 1
-    said = capsys.readouterr().err
-    assert "FAILED simclr · nowhere" in said
-    assert "1 of 2 runs failed" in said
+    output = capsys.readouterr().err
+    assert "FAILED simclr · nowhere" in output
+    assert "1 of 2 runs failed" in output
     (failure,) = table(out, "failures")
     assert "nowhere" in failure["reason"]
     assert len(scores(out, "simclr")) == 2
@@ -180,10 +181,10 @@ def test_an_interrupt_stops_the_runs_and_says_how_to_go_on(tmp_path):
     until_an_epoch_is_done(suite, out)
     worker = worker_of(suite)
     suite.send_signal(signal.SIGINT)
-    _, said = suite.communicate(timeout=60)
+    _, output = suite.communicate(timeout=60)
     assert suite.returncode == 130
-    assert "the same command continues" in said
-    assert "Traceback" not in said
+    assert "the same command continues" in output
+    assert "Traceback" not in output
     with pytest.raises(ProcessLookupError):
         os.kill(worker, 0)
 
@@ -218,7 +219,7 @@ def test_all_experiments_at_the_smallest_scale(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    ("arguments", "expected"),
     [
         (["run", "tabel1"], "did you mean 'table1'?"),
         (["run", "table1", "preset=labtop"], "did you mean 'laptop'?"),
@@ -238,14 +239,14 @@ def test_all_experiments_at_the_smallest_scale(tmp_path):
         (["report"], "holds no results"),
     ],
 )
-def test_mistakes_get_one_sentence(tmp_path, capsys, arguments, says):
+def test_mistakes_get_one_sentence(tmp_path, capsys, arguments, expected):
     from psm.cli.main import main
 
     out = tmp_path / "study"
     assert main(["experiment", *arguments, *([f"out={out}"] if arguments else [])]) == 2
-    said = capsys.readouterr().err
-    assert says in said
-    assert len(said.strip().splitlines()) == 1
+    output = capsys.readouterr().err
+    assert expected in output
+    assert len(output.strip().splitlines()) == 1
     assert not out.exists()
 
 
@@ -286,38 +287,11 @@ def test_help_and_catalog_do_not_import_torch():
     assert result.returncode == 0, result.stderr
 
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-
-
-@pytest.mark.skipif(CHROMIUM is None, reason="no chromium here")
+@needs_browser
 @pytest.mark.parametrize("width", [390, 1280])
-def test_pages_fit_a_phone_and_a_screen(study, tmp_path, width):
-    """Rendered by a browser: nothing sticks out sideways, no script is in error, figures have their size."""
-    frames = []
-    for name in ("index", "figure1"):
-        page = (study / "report" / f"{name}.html").read_text()
-        script = (
-            "<script>const d = document.documentElement; const g = [...document.querySelectorAll('figure svg')]"
-            ".map(x => Math.round(x.getBoundingClientRect().width));"
-            "d.dataset.measured = [innerWidth, d.scrollWidth, Math.min(...g), Math.max(...g)].join(' ');</script>"
-        )
-        probe = tmp_path / f"{name}.html"
-        probe.write_text(page.replace("</body>", f"{script}</body>"))
-        options = [
-            "--headless",
-            "--no-sandbox",
-            "--disable-gpu",
-            "--disable-quic",
-            "--no-first-run",
-            "--disable-background-networking",
-            "--disable-component-update",
-            "--disable-sync",
-            "--hide-scrollbars",
-        ]
-        profile = f"--user-data-dir={tmp_path / f'profile-{name}'}"
-        arguments = [CHROMIUM, *options, profile, f"--window-size={width},900", "--dump-dom", f"file://{probe}"]
-        shown = subprocess.run(arguments, capture_output=True, text=True, timeout=120).stdout
-        frames.append([int(x) for x in re.search(r'data-measured="([\d ]+)"', shown)[1].split()])
-    for inner, scrolled, smallest, largest in frames:
-        assert scrolled <= inner
-        assert 250 <= smallest <= largest <= inner
+@pytest.mark.parametrize("name", ["index", "figure1"])
+def test_pages_fit_a_phone_and_a_screen(study, tmp_path, name, width):
+    """Nothing is wider than the window, and charts are wide enough to read."""
+    inner, scrolled, smallest, largest = page_widths(study / "report" / f"{name}.html", tmp_path, width)
+    assert scrolled <= inner
+    assert 250 <= smallest <= largest <= inner

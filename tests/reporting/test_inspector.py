@@ -1,31 +1,27 @@
-"""The mining inspector: its numbers against plain loops, its page as a browser sees it, and what it refuses."""
+"""The mining inspector: its metrics against plain loops, its page in a real browser, and its refusals."""
 
 import base64
 import html
 import json
 import math
 import re
-import shutil
-import subprocess
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
-from psm.reporting.inspector.facts import Scores, choose, shown_negatives, worst_negatives, worst_positives
 
 import psm
-from helpers import SMALL
+from helpers import SMALL, browser_dom, needs_browser
 from psm.cli.main import main
 from psm.config.schema import ImagesConfig
 from psm.data import ImageDataset, ImageStore, load_dataset
 from psm.evaluation.mining_analysis import Mining, load_snapshot
 from psm.methods.registry import METHODS
 from psm.reporting.inspector import page as pages
+from psm.reporting.inspector.collect import QueryMetrics, choose, shown_negatives, worst_negatives, worst_positives
 from psm.reporting.inspector.sprites import pack
 from psm.utils.errors import UserError
-
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 
 
 @pytest.fixture(scope="module")
@@ -61,15 +57,15 @@ def content_of(page):
 
 def by_loops(checkpoint, images, queries, others):
     """What is mined, one image and one equation at a time, in double precision from the networks' outputs."""
-    moment = load_snapshot(checkpoint)
-    networks, bank = moment.networks, moment.bank
+    snapshot = load_snapshot(checkpoint)
+    networks, bank = snapshot.networks, snapshot.bank
 
     def unit(vector):
         return vector.double() / vector.double().norm()
 
     @torch.inference_mode()
     def vectors(image):
-        inputs = moment.views.plain(images.take(torch.tensor([image])))
+        inputs = snapshot.views.plain(images.take(torch.tensor([image])))
         z = networks.projector(networks.encoder(inputs))
         return unit(networks.predictor(z)[0]), unit(networks.target(inputs)[0]), unit(z[0])
 
@@ -103,38 +99,38 @@ def by_loops(checkpoint, images, queries, others):
     return found
 
 
-def test_facts_equal_plain_loops(run, data, inspection):
-    facts, labels = inspection.metrics, data.train.labels
+def test_metrics_equal_plain_loops(run, data, inspection):
+    collected, labels = inspection.data, data.train.labels
     others = choose(data.train, 40, 0, "inspected others")
     for place, checkpoint in ((0, "epoch-0001.ckpt"), (2, "last.ckpt")):
-        epoch = facts.moments[place]
-        expected = by_loops(run / "checkpoints" / checkpoint, data.train, facts.queries, others)
+        epoch = collected.snapshots[place]
+        expected = by_loops(run / "checkpoints" / checkpoint, data.train, collected.queries, others)
         for row, (image, positives, own, negatives) in enumerate(expected):
-            assert facts.queries[row] == image
+            assert collected.queries[row] == image
             ids, weights, similarities = zip(*positives, strict=True)
             assert epoch.positives[row].tolist() == list(ids)
             assert epoch.weights[row].tolist() == pytest.approx(weights, abs=1e-5)
             assert epoch.positive_similarity[row].tolist() == pytest.approx(similarities, abs=1e-5)
             assert epoch.reference[row].item() == pytest.approx(own, abs=1e-5)
-            assert epoch.count[row] == len(negatives) == epoch.spread[row].sum()
+            assert epoch.num_negatives[row] == len(negatives) == epoch.histogram[row].sum()
             true = [bool(labels[i] == labels[image]) for i in ids]
             false = [bool(labels[of] == labels[image]) for of, _, _ in negatives]
             kept = sum(p for _, _, p in negatives)
-            scores = {name: value[row].item() for name, value in epoch.scores._asdict().items()}
-            assert scores == pytest.approx(
+            metrics = {name: value[row].item() for name, value in epoch.metrics._asdict().items()}
+            assert metrics == pytest.approx(
                 {
                     "similarity": sum(similarities) / 3,
                     "kept": kept / len(negatives),
                     "nearer": sum(s > own for _, s, _ in negatives) / len(negatives),
                     "purity": sum(true) / 3,
                     "purity_weighted": sum(w for w, t in zip(weights, true, strict=True) if t),
-                    "any": float(any(true)),
+                    "hit": float(any(true)),
                     "false_negatives": sum(false) / len(negatives),
                     "false_negatives_kept": sum(p for (_, _, p), f in zip(negatives, false, strict=True) if f) / kept,
                 },
                 abs=1e-5,
             )
-            assert epoch.spread_false[row].sum() == sum(false)
+            assert epoch.histogram_false[row].sum() == sum(false)
             hardest = sorted({(round(s, 4), of) for of, s, _ in negatives}, reverse=True)
             assert epoch.negative_similarity[row, :5].tolist() == pytest.approx([s for s, _ in hardest[:5]], abs=2e-4)
             assert epoch.negative_similarity[row, -1].item() == pytest.approx(hardest[-1][0], abs=2e-4)
@@ -143,27 +139,29 @@ def test_facts_equal_plain_loops(run, data, inspection):
 
 
 def test_epochs_are_in_order_and_the_last_counts_once(inspection):
-    assert inspection.metrics.epochs == [1, 2, 3]
+    assert inspection.data.epochs == [1, 2, 3]
     assert inspection.remarks == []
     assert content_of(inspection.page)["epochs"] == [1, 2, 3]
 
 
-def test_page_holds_the_facts(data, inspection):
-    content, facts = content_of(inspection.page), inspection.metrics
+def test_page_holds_the_collected_data(data, inspection):
+    content, collected = content_of(inspection.page), inspection.data
     images = content["images"]
-    assert images[content["queries"]].tolist() == facts.queries.tolist()
+    assert images[content["queries"]].tolist() == collected.queries.tolist()
     assert [content["classes"][i] for i in content["labels"]] == [data.classes[data.train.labels[i]] for i in images]
-    for place, epoch in enumerate(facts.moments):
+    for place, epoch in enumerate(collected.snapshots):
         assert images[content["positives"][place]].tolist() == epoch.positives.tolist()
         shown = content["negatives"][place]
         assert np.where(shown < 0, -1, images[shown]).tolist() == epoch.negatives.tolist()
-        for name in ("weights", "positive_similarity", "negative_similarity", "reference"):
+        for name in ("weights", "positive_similarity", "negative_similarity", "negative_keep", "reference"):
             np.testing.assert_allclose(content[name][place] / 10_000, getattr(epoch, name), atol=5.1e-5)
-        for name, values in epoch.scores._asdict().items():
-            np.testing.assert_allclose(content["scores"][name][place] / 10_000, values, atol=5.1e-5)
+        for name, values in epoch.metrics._asdict().items():
+            np.testing.assert_allclose(content["metrics"][name][place] / 10_000, values, atol=5.1e-5)
             assert content["means"][place][name] == pytest.approx(values.mean().item(), abs=1e-6)
         assert sorted(content["worst"]["positives"][place]) == list(range(30))
-    assert content["about"]["a"] == 0.5
+    similarity = np.linspace(-1, 1, pages.GRID)
+    kept = np.exp(-0.5 * (similarity[None, :] - similarity[:, None]) ** 2)
+    np.testing.assert_allclose(content["about"]["sampler"] / 10_000, kept, atol=5.1e-5)
     assert inspection.page.stat().st_size < 1_000_000
     assert "http://" not in inspection.page.read_text().replace("http://www.w3.org", "")
 
@@ -198,7 +196,7 @@ def test_shown_negatives_are_the_hardest_and_a_spread_without_repeats():
     values = [i / 100 for i in range(100)]
     shown = shown_negatives(mining_of(values, list(range(100))), 8)
     assert shown.tolist() == [[99, 98, 97, 96, 95, 63, 32, 0]]
-    # The same row of the same image stands once; another image as similar stays; what is no negative is absent.
+    # A repeated row is shown once; another image of equal similarity is kept; what is no negative is absent.
     shown = shown_negatives(mining_of([0.5, 0.5, 0.5, 0.1, 0.9], [7, 7, 8, 9, 1], [True, True, True, True, False]), 4)
     assert sorted(shown[0].tolist()) in ([-1, 0, 2, 3], [-1, 1, 2, 3])
     assert shown_negatives(mining_of([0.3], [4]), 5).tolist() == [[0, -1, -1, -1, -1]]
@@ -206,7 +204,7 @@ def test_shown_negatives_are_the_hardest_and_a_spread_without_repeats():
 
 def test_worst_queries():
     nan = torch.full((4,), torch.nan)
-    scores = Scores(*[nan] * 8)._replace(
+    scores = QueryMetrics(*[nan] * 8)._replace(
         similarity=torch.tensor([0.1, 0.9, 0.5, torch.nan]), nearer=torch.tensor([0.2, 0.0, 0.4, 0.1])
     )
     assert worst_positives(scores).tolist() == [0, 2, 1, 3]
@@ -225,18 +223,18 @@ def test_every_method_gives_a_page(tmp_path, method, small):
     small |= {"method": method, "epochs": 1, "monitor": {"knn": False}}
     psm.pretrain(tmp_path / "run", **small)
     inspection = psm.inspect(tmp_path / "run", queries=12, negatives=6, others=30, progress=False)
-    about, epoch = content_of(inspection.page)["about"], inspection.metrics.moments[0]
+    about, epoch = content_of(inspection.page)["about"], inspection.data.snapshots[0]
     mines, pushes = method in ("psm", "snclr", "nnclr"), method not in ("byol", "vicreg")
     assert about["mines"] == mines == (not any("mines no positives" in remark for remark in inspection.remarks))
     assert any("save.snapshots" in remark for remark in inspection.remarks)
     assert epoch.positives.shape == (12, 1 if method == "nnclr" else 3)
     assert epoch.negatives.shape == (12, 6 if pushes else 0)
     assert (epoch.weights.sum(1) > 0.99).all() == mines
-    assert not (epoch.positives == inspection.metrics.queries[:, None]).any()
-    assert epoch.scores.purity.isfinite().all()
-    assert epoch.scores.false_negatives.isfinite().all() == pushes
-    if not METHODS[method].composition.negatives.pnsm:
-        torch.testing.assert_close(epoch.scores.false_negatives_kept, epoch.scores.false_negatives, equal_nan=True)
+    assert not (epoch.positives == inspection.data.queries[:, None]).any()
+    assert epoch.metrics.purity.isfinite().all()
+    assert epoch.metrics.false_negatives.isfinite().all() == pushes
+    if METHODS[method].spec.sampler.keeps_all:
+        torch.testing.assert_close(epoch.metrics.false_negatives_kept, epoch.metrics.false_negatives, equal_nan=True)
 
 
 def test_without_labels(run, data):
@@ -246,9 +244,9 @@ def test_without_labels(run, data):
     content = content_of(inspection.page)
     assert content["classes"] == []
     assert content["labels"] is None
-    assert (content["scores"]["purity"] == pages.NOTHING).all()
+    assert (content["metrics"]["purity"] == pages.MISSING).all()
     assert content["means"][0]["false_negatives"] is None
-    similarity = inspection.metrics.moments[-1].scores.similarity
+    similarity = inspection.data.snapshots[-1].metrics.similarity
     assert content["worst"]["positives"][-1].tolist() == similarity.argsort(stable=True).tolist()
 
 
@@ -265,7 +263,7 @@ def test_class_names_stay_text(run, data):
 
 def test_sprites_find_their_images_and_fit(data):
     ids = torch.arange(3, 60)
-    sprites = pack(data.train, ids, room=10**9)
+    sprites = pack(data.train, ids, max_characters=10**9)
     assert (sprites.side, sprites.pitch) == (16, 16)
     sheet = np.asarray(Image.open(_decoded(sprites.sheets[0]))).astype(int)
     for place in (0, 31, 32, 56):
@@ -273,8 +271,8 @@ def test_sprites_find_their_images_and_fit(data):
         image = data.train.take(ids[place : place + 1])[0].permute(1, 2, 0).numpy()
         assert np.abs(sheet[top : top + 16, left : left + 16] - image).mean() < 8
     large = ImageStore(torch.randint(0, 256, (40, 3, 100, 100), dtype=torch.uint8))
-    assert pack(large, torch.arange(40), room=10**9).side == 64
-    small = pack(large, torch.arange(40), room=60_000)
+    assert pack(large, torch.arange(40), max_characters=10**9).side == 64
+    small = pack(large, torch.arange(40), max_characters=60_000)
     assert small.side < 64
     assert small.characters <= 60_000
 
@@ -286,7 +284,7 @@ def _decoded(url):
 
 
 def test_a_page_that_would_be_too_large_is_refused(run, monkeypatch):
-    monkeypatch.setattr(pages, "MOST", 50_000)
+    monkeypatch.setattr(pages, "MAX_PAGE_BYTES", 50_000)
     out = run.parent / "large.html"
     with pytest.raises(UserError, match="fewer queries="):
         psm.inspect(run, queries=30, progress=False, out=str(out))
@@ -308,7 +306,7 @@ def test_a_network_of_the_users_own(tmp_path, small):
         psm.inspect(tmp_path / "run", progress=False)
     assert not (tmp_path / "run" / "inspect.html").exists()
     inspection = psm.inspect(tmp_path / "run", encoder=Own(), queries=5, others=10, progress=False)
-    assert inspection.metrics.moments[0].positives.shape == (5, 3)
+    assert inspection.data.snapshots[0].positives.shape == (5, 3)
 
 
 def test_command_line(run, tmp_path, capsys):
@@ -329,10 +327,10 @@ def test_command_line(run, tmp_path, capsys):
         "neither a folder": ["inspect", str(run), "data=/not/there"],
         "was trained on": ["inspect", str(run), "images.limit=50"],
     }
-    for says, arguments in refusals.items():
+    for expected, arguments in refusals.items():
         assert main(arguments) == 2
         error = capsys.readouterr().err
-        assert says in error
+        assert expected in error
         assert len(error.strip().splitlines()) == 1
     assert out.read_bytes() == before
     assert [path.name for path in out.parent.iterdir()] == ["page.html"]
@@ -350,13 +348,13 @@ def test_other_images_of_the_same_number_are_refused(run, data):
 
 SELF_TEST = """
 <script>
-const said = {};
+const observed = {};
 const press = (key, target = document.body) =>
   target.dispatchEvent(new KeyboardEvent("keydown", { key, bubbles: true }));
 const note = name => {
-  said[name] = { hash: location.hash, title: document.getElementById("query-title").textContent };
+  observed[name] = { hash: location.hash, title: document.getElementById("query-title").textContent };
 };
-window.addEventListener("error", event => { said.error = event.message; });
+window.addEventListener("error", event => { observed.error = event.message; });
 note("start");
 press("ArrowRight"); note("right");
 press("ArrowLeft"); note("left");
@@ -364,99 +362,90 @@ press("["); note("earlier");
 press("]"); press("]"); note("later");
 document.getElementById("grid").focus();
 press("End", document.getElementById("grid")); note("end");
-press("Enter", document.getElementById("grid")); said.focused = document.activeElement.id;
-press("Escape"); said.back = document.activeElement.id;
-press("j"); said.walked = document.getElementById("negative-says").textContent;
+press("Enter", document.getElementById("grid")); observed.focused = document.activeElement.id;
+press("Escape"); observed.back = document.activeElement.id;
+press("j"); observed.walked = document.getElementById("negative-text").textContent;
 press("w"); note("worst");
-said.cells = document.querySelectorAll(".cell").length;
-said.selected = document.querySelectorAll('.cell[aria-selected="true"]').length;
-said.dots = document.querySelectorAll("[id^=dot-]").length;
-said.rows = document.querySelectorAll("#positives .row").length;
-said.figures = Array.from(document.querySelectorAll("#positives .row.now figure"), figure => figure.textContent);
-said.options = Array.from(document.getElementById("class").options, option => option.textContent);
-said.injected = document.querySelectorAll("option b, h2 b").length;
-said.charts = document.querySelectorAll("#trends h3").length;
+observed.cells = document.querySelectorAll(".cell").length;
+observed.selected = document.querySelectorAll('.cell[aria-selected="true"]').length;
+observed.dots = document.querySelectorAll("[id^=dot-]").length;
+observed.rows = document.querySelectorAll("#positives .row").length;
+observed.figures = Array.from(document.querySelectorAll("#positives .row.now figure"), figure => figure.textContent);
+observed.options = Array.from(document.getElementById("class").options, option => option.textContent);
+observed.injected = document.querySelectorAll("option b, h2 b").length;
+observed.charts = document.querySelectorAll("#trends h3").length;
 document.body.replaceChildren();
-document.body.append(Object.assign(document.createElement("pre"), { id: "said", textContent: JSON.stringify(said) }));
+const output = Object.assign(document.createElement("pre"), { id: "observed" });
+output.textContent = JSON.stringify(observed);
+document.body.append(output);
 </script>
 </body>"""
 
 
 def in_browser(page, tmp_path, fragment=""):
-    """What the page says of itself after some key presses in a real browser."""
+    """The state of the page after some key presses in a real browser."""
     copy = tmp_path / "copy.html"
     copy.write_text(page.read_text().replace("</body>", SELF_TEST))
-    switches = (
-        *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync"),
-        *(
-            "--disable-background-networking",
-            "--disable-component-update",
-            "--disable-dev-shm-usage",
-            "--virtual-time-budget=4000",
-        ),
-        *("--window-size=1280,900", f"--user-data-dir={tmp_path / 'profile'}", "--dump-dom"),
-    )
-    command = [CHROMIUM, *switches, f"{copy.as_uri()}{fragment}"]
-    dom = subprocess.run(command, capture_output=True, text=True, timeout=120).stdout
-    return json.loads(html.unescape(re.search(r'<pre id="said">(.*?)</pre>', dom, re.DOTALL).group(1)))
+    dom = browser_dom(f"{copy.as_uri()}{fragment}", tmp_path / "profile", width=1280)
+    return json.loads(html.unescape(re.search(r'<pre id="observed">(.*?)</pre>', dom, re.DOTALL).group(1)))
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="needs chromium")
+@needs_browser
 def test_keys_in_a_browser(inspection, tmp_path):
-    said = in_browser(inspection.page, tmp_path)
-    content, facts = content_of(inspection.page), inspection.metrics
-    assert "error" not in said
-    order = [int(facts.queries[i]) for i in content["worst"]["positives"][-1]]
-    earlier = [int(facts.queries[i]) for i in content["worst"]["positives"][1]]
+    observed = in_browser(inspection.page, tmp_path)
+    content, collected = content_of(inspection.page), inspection.data
+    assert "error" not in observed
+    order = [int(collected.queries[i]) for i in content["worst"]["positives"][-1]]
+    earlier = [int(collected.queries[i]) for i in content["worst"]["positives"][1]]
 
     def hash_of(query, epoch):
         return f"#query={query}&epoch={epoch}&sort=positives"
 
-    assert said["start"]["hash"] == hash_of(order[0], 3) == said["left"]["hash"] == said["later"]["hash"]
-    assert said["right"]["hash"] == hash_of(order[1], 3)
-    assert said["earlier"]["hash"] == hash_of(order[0], 2)
+    assert observed["start"]["hash"] == hash_of(order[0], 3) == observed["left"]["hash"] == observed["later"]["hash"]
+    assert observed["right"]["hash"] == hash_of(order[1], 3)
+    assert observed["earlier"]["hash"] == hash_of(order[0], 2)
     assert order[0] in earlier
-    assert said["end"]["hash"] == hash_of(order[-1], 3)
-    assert said["worst"]["hash"] == hash_of(order[0], 3)
+    assert observed["end"]["hash"] == hash_of(order[-1], 3)
+    assert observed["worst"]["hash"] == hash_of(order[0], 3)
     labels = content["labels"][content["queries"]]
     name = content["classes"][labels[content["worst"]["positives"][-1][0]]]
-    assert said["start"]["title"] == f"Image {order[0]}: {name}"
-    assert (said["focused"], said["back"]) == ("detail", "grid")
-    assert said["walked"].startswith("negative 1 of the 10 shown: image ")
-    assert (said["selected"], said["dots"], said["rows"], said["charts"]) == (1, 10, 3, 4)
-    assert said["options"] == ["all", *content["classes"]]
+    assert observed["start"]["title"] == f"Image {order[0]}: {name}"
+    assert (observed["focused"], observed["back"]) == ("detail", "grid")
+    assert observed["walked"].startswith("negative 1 of the 10 shown: image ")
+    assert (observed["selected"], observed["dots"], observed["rows"], observed["charts"]) == (1, 10, 3, 4)
+    assert observed["options"] == ["all", *content["classes"]]
     row = content["worst"]["positives"][-1][0]
     weights, positives = content["weights"][-1][row], content["positives"][-1][row]
-    for text, weight, image in zip(said["figures"], weights, positives, strict=True):
+    for text, weight, image in zip(observed["figures"], weights, positives, strict=True):
         verdict = "✓" if content["labels"][image] == labels[row] else "✗"
         assert f"w {weight / 10_000:.2f}" in text
         assert verdict in text
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="needs chromium")
+@needs_browser
 def test_fragment_and_hostile_names_in_a_browser(run, data, tmp_path):
     names = tuple(f"<b>{name}</b></script>" for name in data.classes)
     named = ImageDataset("shapes", data.train, data.test, names)
     inspection = psm.inspect(run, named, queries=30, others=20, progress=False, out=str(tmp_path / "page.html"))
-    query = int(inspection.metrics.queries[7])
-    said = in_browser(inspection.page, tmp_path, f"#query={query}&epoch=2&sort=image")
-    assert "error" not in said
-    assert said["start"]["hash"] == f"#query={query}&epoch=2&sort=image"
-    assert said["start"]["title"] == f"Image {query}: {names[data.train.labels[query]]}"
-    assert said["options"][1] == names[0]
-    assert said["injected"] == 0
+    query = int(inspection.data.queries[7])
+    observed = in_browser(inspection.page, tmp_path, f"#query={query}&epoch=2&sort=image")
+    assert "error" not in observed
+    assert observed["start"]["hash"] == f"#query={query}&epoch=2&sort=image"
+    assert observed["start"]["title"] == f"Image {query}: {names[data.train.labels[query]]}"
+    assert observed["options"][1] == names[0]
+    assert observed["injected"] == 0
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="needs chromium")
+@needs_browser
 def test_thousands_of_queries_without_labels_and_negatives_in_a_browser(tmp_path, small):
     images = torch.randint(0, 256, (2000, 3, 8, 8), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
     unlabeled = ImageDataset("images", ImageStore(images), None, ())
     small |= {"data": unlabeled, "method": "byol", "epochs": 1, "batch_size": 500, "images": {}}
     psm.pretrain(tmp_path / "run", **small)
     inspection = psm.inspect(tmp_path / "run", unlabeled, queries=2000, others=100, progress=False)
-    said = in_browser(inspection.page, tmp_path)
-    assert "error" not in said
-    assert said["cells"] < 100  # only what is in sight is in the document
-    assert (said["selected"], said["dots"], said["rows"]) == (1, 0, 1)
-    assert said["start"]["title"].startswith("Image ")
+    observed = in_browser(inspection.page, tmp_path)
+    assert "error" not in observed
+    assert observed["cells"] < 100  # only visible cells are in the document
+    assert (observed["selected"], observed["dots"], observed["rows"]) == (1, 0, 1)
+    assert observed["start"]["title"].startswith("Image ")
     assert inspection.page.stat().st_size < 3_000_000

@@ -1,9 +1,10 @@
-"""What a run mined, and the page that shows it."""
+"""The samples mined for some queries, and the page of a run."""
 
 import pytest
 import torch
 
 import psm
+from helpers import SMALL, needs_browser, page_widths
 from psm.config.schema import ImagesConfig
 from psm.data import ImageDataset, ImageStore, load_dataset
 from psm.evaluation.mining_analysis import mined_samples
@@ -12,8 +13,6 @@ from psm.reporting.run_page import write_page
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    from helpers import SMALL
-
     out = tmp_path_factory.mktemp("runs") / "a"
     return psm.pretrain(out, **SMALL)
 
@@ -57,3 +56,12 @@ def test_page_without_labels_and_without_images(run, data):
     (run.out / "config.yaml").write_text(settings)
     assert "<svg" in page
     assert "What was mined" not in page
+
+
+@needs_browser
+@pytest.mark.parametrize("width", [390, 1280])
+def test_page_with_scores_fits_a_phone_and_a_screen(run, data, tmp_path, width):
+    psm.evaluate(run.out, baselines=True, linear={"epochs": 1}, progress=False)
+    inner, scrolled, smallest, largest = page_widths(write_page(run.out, data), tmp_path, width)
+    assert scrolled <= inner
+    assert 250 <= smallest <= largest <= inner

@@ -11,9 +11,9 @@ from lightning.pytorch.callbacks import EarlyStopping, LearningRateMonitor, Mode
 import psm
 from psm.models.pretrained import load_encoder
 from psm.training.callbacks import MetricsCallback
-from psm.utils.checkpoint_file import read_checkpoint
 from psm.training.module import PretrainModule
 from psm.training.user_callbacks import plain_states
+from psm.utils.checkpoint_file import read_checkpoint
 from psm.utils.errors import UserError
 
 

@@ -5,12 +5,12 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from psm.models.networks import encoder as build_encoder
 from rich.console import Console
 from torch import nn
 
 import psm
 from psm.config.schema import PretrainConfig
+from psm.models.factory import create_encoder
 from psm.training.plan import RunPlan, activation_bytes, duration, forecast
 from psm.training.progress_bar import LINE_EVERY, POLL, ProgressBar, Status, clock_text, progress_line
 from psm.training.step_timer import StepTimer
@@ -113,7 +113,7 @@ def test_activations_of_a_convolution_are_counted():
     network = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU())
     assert activation_bytes(network, 16) == pytest.approx((3 + 8) * 16 * 16 * 4)
     assert next(network.parameters()).device.type == "cpu"
-    per_image = activation_bytes(build_encoder("resnet18", "imagenet", 224), 224)
+    per_image = activation_bytes(create_encoder("resnet18", "imagenet", 224), 224)
     assert per_image is not None
     assert 15e6 < per_image < 60e6  # a batch of 256 with two views: 8 to 30 GB
 

@@ -50,12 +50,12 @@ def _run(request: Request) -> int:
     except KeyboardInterrupt:
         print("psm: stopped; the same command continues where it was.", file=sys.stderr)
         return 130
-    print(f"results: {outcome.study.table('results')}")
+    print(f"results: {outcome.study.csv('results')}")
     print(f"pages:   {write_report(outcome.study)}")
     if outcome.failed:
         print(
             f"psm: {len(outcome.failed)} of {len(outcome.plan.runs)} runs failed, see "
-            f"{outcome.study.table('failures')}; the same command tries them again.",
+            f"{outcome.study.csv('failures')}; the same command tries them again.",
             file=sys.stderr,
         )
     return 1 if outcome.failed else 0
@@ -75,9 +75,9 @@ def _list(request: Request) -> int:
 
     table = Table("experiment", "rows", "runs", "question", title=f"Experiments, preset {request.config.preset}")
     plan = make_plan(replace(request, names=("all",)))
-    names = {run.run for run in plan.runs}
+    names = {run.name for run in plan.runs}
     for row in EXPERIMENTS.values():
-        runs = {place.run for place in plan.places if place.experiment == row.name} & names
+        runs = {entry.run for entry in plan.entries if entry.experiment == row.name} & names
         table.add_row(row.name, str(len(row.configurations)), str(len(runs)), f"{row.title}. {row.question}")
     table.add_row("all", "", str(len(names)), "Runs that several experiments need are trained once.")
     console = Console()

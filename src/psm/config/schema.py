@@ -179,6 +179,10 @@ class LinearConfig:
     epochs: int = key(100, "how often the training features are seen")
     batch_size: int = key(256, "images a step")
     lr: float = key(0.1, "learning rate of SGD, falling by a cosine to zero; features are standardized first")
+    lr_grid: list[float] | None = key(
+        None,
+        "choose among these rates on 10 % of the training images; none: lr, and a fixed grid for baselines",
+    )
     momentum: float = key(0.9, "momentum of SGD")
     weight_decay: float = key(0.0, "weight decay")
     augment: bool = key(False, "random crops and flips at every epoch (features are then computed anew each time)")

@@ -174,7 +174,7 @@ def _dataset(
 ) -> ImageDataset:
     if labels is None or len(np.unique(labels)) < 2:
         return ImageDataset(name, ImageStore(pixels), None, ())
-    held = splits.held_out(labels, config.test_share)
+    held = splits.held_out_mask(labels, config.test_share)
     train, test = (ImageStore(pixels[part], torch.from_numpy(labels[part])) for part in (~held, held))
     return ImageDataset(name, train, test if held.any() else None, _class_names(dataset, int(labels.max()) + 1))
 

@@ -1,7 +1,7 @@
 """Evaluation from a configuration: freeze an encoder, extract features, store every score with its protocol."""
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
@@ -16,12 +16,14 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from psm.config import merge as settings
-from psm.config.schema import EvaluateConfig, ImagesConfig, PretrainConfig, ViewsConfig
+from psm.config.schema import EvaluateConfig, ImagesConfig, LinearConfig, PretrainConfig, ViewsConfig
 from psm.config.stored import load_run_config
 from psm.data import ImageDataset, ImageStore, load_dataset
 from psm.data.from_torch import from_torch
-from psm.evaluation.features import extract
-from psm.evaluation.scores import Accuracy, knn, linear
+from psm.evaluation.accuracy import Accuracy
+from psm.evaluation.features import check_finite_features, check_finite_weights, extract
+from psm.evaluation.knn import knn_accuracy
+from psm.evaluation.linear import linear_accuracy
 from psm.methods.plugins import load_plugins
 from psm.models.factory import create_encoder
 from psm.models.pretrained import EncoderInfo, find_encoder, load_encoder
@@ -35,11 +37,13 @@ from psm.views.transform import Views
 
 log = logging.getLogger("psm")
 PRECISIONS = ("32-true", "bf16-mixed", "16-mixed")
+# One rate does not suit raw pixels as it suits an encoder's features: baselines get the best of these.
+BASELINE_LR_GRID = (0.1, 0.03, 0.01, 0.003, 0.001, 0.0003)
 
 
 @dataclass(frozen=True)
 class Score:
-    """One number that was measured, with all that it takes to measure it again."""
+    """One accuracy with the protocol that it was measured by."""
 
     of: str  # the method of the encoder, "untrained encoder" or "raw pixels"
     score: str  # knn or linear
@@ -50,11 +54,33 @@ class Score:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The scores, the run folder they belong to (None for a lone file), and its data if those were scored on."""
+    """Scores of a checkpoint, its run folder (None for a lone file), and the training data if it was scored on that."""
 
     scores: list[Score]
     run: Path | None
     training_data: ImageDataset | None
+
+
+@dataclass(frozen=True)
+class Subject:
+    """Something to score: an encoder or a baseline."""
+
+    name: str
+    module: nn.Module
+    protocol: dict[str, Any]  # what the protocol says of it
+    linear: LinearConfig
+
+
+@dataclass(frozen=True)
+class LabeledData:
+    """Training and test images with their labels."""
+
+    train: ImageStore
+    test: ImageStore
+    train_labels: Tensor
+    test_labels: Tensor
+    classes: int
+    size: int
 
 
 def evaluate(
@@ -63,10 +89,17 @@ def evaluate(
     encoder: nn.Module | None = None,
     **keys: Any,
 ) -> list[Score]:
-    """Score a frozen encoder; the keys are those of `psm evaluate`, nested ones as dictionaries.
+    """Score a frozen encoder by kNN and the linear protocol.
 
-    ``encoder`` receives the weights where the run was given a network of the user's own. ``data`` may also be a
-    map-style `torch.utils.data.Dataset` of (image, label) pairs.
+    Args:
+        checkpoint: run folder, checkpoint (.ckpt) or encoder (.safetensors).
+        data: name or folder of a data set, a loaded one, or a map-style `torch.utils.data.Dataset` of (image, label)
+            pairs; by default the data of the run.
+        encoder: receives the weights where the run was given a module instead of a name.
+        keys: those of `psm evaluate`, nested ones as dictionaries.
+
+    Returns:
+        One score per subject (the encoder, and the baselines if asked for) and kind of score.
     """
     given = {**keys, "checkpoint": str(checkpoint)}
     if isinstance(data, Dataset):
@@ -79,34 +112,58 @@ def evaluate(
 def run_evaluation(
     *overrides: Mapping[str, Any], data: ImageDataset | Dataset | None = None, encoder: nn.Module | None = None
 ) -> Evaluation:
-    """Evaluate as the merged overrides say; ``data`` stands in for what its key names."""
-    asked = settings.build(EvaluateConfig, *overrides)
-    load_plugins(asked.plugins)
-    if not asked.checkpoint:
+    """Evaluate by the merged overrides; a given ``data`` replaces the one that its key names."""
+    first = settings.build(EvaluateConfig, *overrides)
+    load_plugins(first.plugins)
+    if not first.checkpoint:
         raise UserError("checkpoint= is missing: give a run folder, for example checkpoint=runs/a.")
-    check_settings(asked)
-    device = _device(asked.accelerator)
-    file = find_encoder(asked.checkpoint)
-    out = _writable(Path(asked.out).expanduser() if asked.out else _home(file))
+    check_settings(first)
+    device = _device(first.accelerator)
+    file = find_encoder(first.checkpoint)
+    out = _check_writable(Path(first.out).expanduser() if first.out else _run_folder(file))
     trained = load_encoder(file, encoder)
-    info: EncoderInfo = trained.info
-    before = _trained_with(file)
-    images = replace(before.images if before else ImagesConfig(), size=info.size)
+    check_finite_weights(trained, f"checkpoint={file}")
+    info: EncoderInfo = trained.info  # type: ignore[assignment]
+    training = _training_config(file)
+    images = replace(training.images if training else ImagesConfig(), size=info.size)
     config = settings.build(EvaluateConfig, *overrides, base=EvaluateConfig(images=images))
     name = config.data or info.data
-    as_trained = data is None and before is not None and name == before.data and config.images == images
+    as_trained = data is None and training is not None and name == training.data and config.images == images
     if isinstance(data, Dataset):
         data = from_torch(data, config.images, config.progress)
     data = data or load_dataset(name, config.images, config.progress)
-    if data.test is None:
-        raise UserError(f"data={name} has no labels to score with: give a labeled set, for example data=cifar10.")
+    labeled = _labeled(data, name)
     views = Views(ViewsConfig(size=info.size), data.size, info.mean, info.std)
-    protocol = {
+    subject = Subject(info.method, trained.to(device), _origin(file, info, training), config.linear)
+    subjects = [*(_baselines(info, device, config) if config.baselines else ()), subject]
+    protocol = _protocol(name, config, labeled, info)
+    scores = []
+    with stages(config.progress) as bars:
+        for subject in subjects:
+            for kind, accuracy, used in _scores(subject, labeled, views, config, bars):
+                whole = {**protocol, **subject.protocol, **used, "seed": config.seed}
+                score = Score(subject.name, kind, accuracy.top1, accuracy.top5, whole)
+                when = datetime.now(UTC).isoformat(timespec="seconds")
+                append_line(out / "scores.jsonl", asdict(score) | {"at": when})
+                scores.append(score)
+    run = RunFolder(_run_folder(file))
+    return Evaluation(scores, run.folder if run.metrics.exists() else None, data if as_trained else None)
+
+
+def _labeled(data: ImageDataset, name: str) -> LabeledData:
+    if data.test is None or data.train.labels is None or data.test.labels is None:
+        raise UserError(f"data={name} has no labels to score with: give a labeled set, for example data=cifar10.")
+    return LabeledData(data.train, data.test, data.train.labels, data.test.labels, len(data.classes), data.size)
+
+
+def _protocol(name: str, config: EvaluateConfig, data: LabeledData, info: EncoderInfo) -> dict[str, Any]:
+    """What all scores of an evaluation have in common."""
+    return {
         "data": name,
         "images": asdict(config.images),
         "train_images": len(data.train),
         "test_images": len(data.test),
-        "classes": len(data.classes),
+        "classes": data.classes,
         "size": info.size,
         "encoder": info.encoder,
         "stem": info.stem,
@@ -114,31 +171,21 @@ def run_evaluation(
         "psm": version("psm"),
         "torch": torch.__version__,
     }
-    origin = {
+
+
+def _origin(file: Path, info: EncoderInfo, training: PretrainConfig | None) -> dict[str, Any]:
+    """Which weights of which run are scored."""
+    return {
         "checkpoint": str(file),
         "which": "last" if file.name in ("encoder.safetensors", "last.ckpt") else file.stem,
         "epoch": info.epoch,
-        "pretraining_seed": before.seed if before else None,
+        "pretraining_seed": training.seed if training else None,
         "method": info.method,
     }
-    subjects = [(info.method, trained.to(device), origin)]
-    if config.baselines:
-        subjects = [*_baselines(info, device, config.seed), *subjects]
-    scores = []
-    with stages(config.progress) as bars:
-        for of, module, about in subjects:
-            for kind, accuracy, used in _scores(of, module, data, views, config, bars):
-                facts = {**protocol, **about, **used, "seed": config.seed}
-                score = Score(of, kind, accuracy.top1, accuracy.top5, facts)
-                when = datetime.now(UTC).isoformat(timespec="seconds")
-                append_line(out / "scores.jsonl", asdict(score) | {"at": when})
-                scores.append(score)
-    home = RunFolder(_home(file))
-    return Evaluation(scores, home.folder if home.metrics.exists() else None, data if as_trained else None)
 
 
-def _writable(folder: Path) -> Path:
-    """The folder; refused before anything is computed if scores cannot be stored there. Nothing is left behind."""
+def _check_writable(folder: Path) -> Path:
+    """The folder; refused before anything is computed if scores cannot be written there. Leaves no files behind."""
     scores = folder / "scores.jsonl"
     made = [path for path in (scores, folder, *folder.parents) if not path.exists()]
     try:
@@ -162,79 +209,96 @@ def _device(accelerator: str) -> torch.device:
 
 
 def _scores(
-    of: str, module: nn.Module, data: ImageDataset, views: Views, config: EvaluateConfig, bars: StageBar
+    subject: Subject, data: LabeledData, views: Views, config: EvaluateConfig, bars: StageBar
 ) -> Iterator[tuple[str, Accuracy, dict[str, Any]]]:
-    classes = len(data.classes)
+    """The scores of a subject: kind, accuracy, and the settings that the kind adds to the protocol."""
 
     def features(images: ImageStore, prepare: Any = views) -> Tensor:
-        with bars(f"{of}: features", len(images)) as advance:
-            return extract(
-                module, images, prepare, batch_size=config.batch_size, precision=config.precision, advance=advance
+        with bars(f"{subject.name}: features", len(images)) as advance:
+            found = extract(
+                subject.module,
+                images,
+                prepare,
+                batch_size=config.batch_size,
+                precision=config.precision,
+                advance=advance,
             )
+        return check_finite_features(found, subject.name)
 
     train, test = features(data.train), features(data.test)
-    labels = data.train.labels, data.test.labels
     if config.knn.enabled:
         used = {"k": min(config.knn.k, len(train)), "temperature": config.knn.temperature}
-        yield "knn", knn(train, labels[0], test, labels[1], classes, config.knn), used
+        accuracy = knn_accuracy(train, data.train_labels, test, data.test_labels, data.classes, config.knn)
+        yield "knn", accuracy, used
     if config.linear.enabled:
-        crops = Views(
-            ViewsConfig(preset="small", size=views.size, color_jitter=0.0, grayscale=0.0),
-            data.size,
-            views.mean,
-            views.std,
-        )
-
-        def augmented(epoch: int) -> Tensor:
-            draws = generator(config.seed, "linear views", epoch)
-            return features(
-                data.train, lambda x: crops.apply(x, crops.sample_params(len(x), draws, views=1, device=x.device))[0]
-            )
-
-        with bars(f"{of}: linear", config.linear.epochs) as advance:
-            accuracy = linear(
-                augmented if config.linear.augment else lambda epoch: train,
-                labels[0],
+        augmented = _augmented(features, data, views, config.seed)
+        linear, trainings = subject.linear, 2 if len(subject.linear.lr_grid or ()) > 1 else 1
+        with bars(f"{subject.name}: linear", trainings * linear.epochs) as advance:
+            result = linear_accuracy(
+                augmented if linear.augment else lambda epoch: train,
+                data.train_labels,
                 test,
-                labels[1],
-                classes,
-                config.linear,
+                data.test_labels,
+                data.classes,
+                linear,
                 config.seed,
                 advance=lambda epoch: advance(1),
             )
-        yield "linear", accuracy, {k: v for k, v in asdict(config.linear).items() if k != "enabled"}
+        used = {name: value for name, value in asdict(linear).items() if name != "enabled"}
+        yield "linear", result.accuracy, used | {"lr": result.lr}
 
 
-def _baselines(info: EncoderInfo, device: torch.device, seed: int) -> list[tuple[str, nn.Module, dict[str, Any]]]:
-    untrained_facts = {"checkpoint": None, "which": None, "epoch": 0, "pretraining_seed": None, "method": None}
+def _augmented(
+    features: Callable[[ImageStore, Any], Tensor], data: LabeledData, views: Views, seed: int
+) -> Callable[[int], Tensor]:
+    """Training features (N, F) of an epoch, from random crops and flips."""
+    no_color = ViewsConfig(preset="small", size=views.size, color_jitter=0.0, grayscale=0.0)
+    crops = Views(no_color, data.size, views.mean, views.std)
+
+    def of_epoch(epoch: int) -> Tensor:
+        draws = generator(seed, "linear views", epoch)
+
+        def prepare(images: Tensor) -> Tensor:
+            return crops.apply(images, crops.sample_params(len(images), draws, views=1, device=images.device))[0]
+
+        return features(data.train, prepare)
+
+    return of_epoch
+
+
+def _baselines(info: EncoderInfo, device: torch.device, config: EvaluateConfig) -> list[Subject]:
+    """Raw pixels and, where it can be rebuilt, the encoder before any training."""
+    grid = config.linear.lr_grid or list(BASELINE_LR_GRID)
+    linear = replace(config.linear, lr_grid=grid)
+    no_training = {"checkpoint": None, "which": None, "epoch": 0, "pretraining_seed": None, "method": None}
     no_encoder = {"encoder": None, "stem": None}
-    rows: list[tuple[str, nn.Module, dict[str, Any]]] = [("raw pixels", nn.Flatten(), untrained_facts | no_encoder)]
+    pixels = Subject("raw pixels", nn.Flatten(), no_training | no_encoder, linear)
     if info.encoder == "custom":
-        log.warning("an untrained encoder cannot be made for a network of the user's own: that row is left out.")
-        return rows
+        log.warning("no untrained encoder is scored: an encoder given as a module cannot be rebuilt.")
+        return [pixels]
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(derived_seed(seed, "weights"))
+        torch.manual_seed(derived_seed(config.seed, "weights"))
         untrained = create_encoder(info.encoder, info.stem, info.size)
-    return [*rows, ("untrained encoder", untrained.to(device), untrained_facts)]
+    return [pixels, Subject("untrained encoder", untrained.to(device), no_training, linear)]
 
 
-def _home(file: Path) -> Path:
-    """The run folder of a file within one, else the file's own folder."""
+def _run_folder(file: Path) -> Path:
+    """The run folder that a file belongs to, else the folder that it is in."""
     return file.parent.parent if file.parent.name == "checkpoints" else file.parent
 
 
-def _trained_with(file: Path) -> PretrainConfig | None:
-    """The configuration that the encoder was trained with, where it is known."""
+def _training_config(file: Path) -> PretrainConfig | None:
+    """The configuration that the encoder was trained with, or None where it is unknown."""
     if file.suffix == ".ckpt":
         return load_run_config(read_checkpoint(file))
-    run = RunFolder(_home(file))
+    run = RunFolder(_run_folder(file))
     is_run = run.marker.exists() and run.config.exists()
     return load_run_config(run) if is_run else None
 
 
 def check_settings(config: EvaluateConfig) -> None:
-    """Refuse, in a sentence, what makes no sense."""
-    at_least = (
+    """Refuse settings out of their range."""
+    at_least: list[tuple[str, float, float]] = [
         ("knn.k", config.knn.k, 1),
         ("linear.epochs", config.linear.epochs, 1),
         ("linear.batch_size", config.linear.batch_size, 1),
@@ -242,10 +306,13 @@ def check_settings(config: EvaluateConfig) -> None:
         ("linear.lr", config.linear.lr, 0),
         ("linear.momentum", config.linear.momentum, 0),
         ("linear.weight_decay", config.linear.weight_decay, 0),
-    )
+        *(("linear.lr_grid", lr, 0) for lr in config.linear.lr_grid or ()),
+    ]
     for name, value, least in at_least:
         if not value >= least:
             raise UserError(f"{name}={value} is too small: give {least} or more.")
+    if config.linear.lr_grid is not None and not config.linear.lr_grid:
+        raise UserError("linear.lr_grid=[] is empty: name learning rates to choose from, or leave it out.")
     if config.precision not in PRECISIONS:
         raise UserError(f"precision={config.precision} is unknown: choose one of {', '.join(PRECISIONS)}.")
     if not config.knn.temperature > 0:

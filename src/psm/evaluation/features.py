@@ -1,4 +1,4 @@
-"""Features of images by a frozen encoder; nothing of the encoder changes, its batch-norm statistics included."""
+"""Features of images by a frozen encoder, which stays unchanged, including its batch-norm statistics."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -8,14 +8,15 @@ from torch import Tensor, nn
 
 from psm.data import ImageStore
 from psm.kernels.dispatch import faster
+from psm.utils.errors import UserError
 from psm.views.transform import Views
 
-Encode = Callable[[Tensor], Tensor]
+Prepare = Callable[[Tensor], Tensor]  # uint8 images (B, 3, H, W) -> inputs of the encoder
 
 
 @contextmanager
 def frozen(encoder: nn.Module) -> Iterator[nn.Module]:
-    """The encoder in evaluation mode; every part's own mode is restored afterwards."""
+    """The encoder in evaluation mode; the mode of each submodule is restored afterwards."""
     modes = {module: module.training for module in encoder.modules()}
     encoder.eval()
     try:
@@ -29,16 +30,22 @@ def frozen(encoder: nn.Module) -> Iterator[nn.Module]:
 def extract(
     encoder: nn.Module,
     images: ImageStore,
-    prepare: Views | Encode,
+    prepare: Views | Prepare,
     indices: Tensor | None = None,
     batch_size: int = 512,
     precision: str = "32-true",
     advance: Callable[[int], None] = lambda count: None,
 ) -> Tensor:
-    """Features (N, F), float32 on the CPU, of the images at ``indices`` (all by default).
+    """Features (N, F) of images, float32 on the CPU.
 
-    ``prepare`` turns uint8 images into the encoder's input: the plain view unless a function is given. ``advance`` is
-    told how many images are done.
+    Args:
+        encoder: maps inputs (B, 3, H, W) to features (B, F).
+        images: the images, uint8.
+        prepare: turns uint8 images into inputs; of a ``Views`` the plain view is taken.
+        indices: which images, (N,); all by default.
+        batch_size: images per forward pass.
+        precision: 32-true, bf16-mixed or 16-mixed.
+        advance: called with the number of images after each batch.
     """
     prepare = prepare.plain if isinstance(prepare, Views) else prepare
     place = next(encoder.parameters(), torch.empty(0))
@@ -55,3 +62,24 @@ def extract(
             features.append(encoder(inputs.to(place.dtype)).float().cpu())
             advance(len(rows))
     return torch.cat(features)
+
+
+def check_finite_weights(encoder: nn.Module, source: str) -> None:
+    """Refuse an encoder with a weight or buffer that is NaN or infinite; ``source`` names it in the error."""
+    for name, value in encoder.state_dict().items():
+        if value.is_floating_point() and not value.isfinite().all():
+            raise UserError(
+                f"{source} has weights that are NaN or infinite ({name}), so it cannot be scored: give a checkpoint "
+                "from before its training diverged, or train it again."
+            )
+
+
+def check_finite_features(features: Tensor, source: str) -> Tensor:
+    """The features (N, F); refused if any of them is NaN or infinite."""
+    damaged = int((~features.isfinite().all(1)).sum())
+    if damaged:
+        raise UserError(
+            f"{source} gives features that are NaN or infinite for {damaged:,} of {len(features):,} images, so it "
+            "cannot be scored: try precision=32-true, or give another checkpoint."
+        )
+    return features

@@ -1,4 +1,4 @@
-"""Which negatives move a query (figure 2): their gradients by rank of similarity, on a trained run with a bank."""
+"""Gradients of a query with respect to its most similar bank rows, by rank of similarity (figure 2)."""
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -22,19 +22,19 @@ QUERIES = 2048
 
 
 class NegativeGradients(NamedTuple):
-    """Of each query's most similar negatives, most similar first."""
+    """Gradients of the R most similar negatives of N queries, most similar first."""
 
-    binary: Tensor  # (N, R) by eq. 2: how the loss changes with the similarity, dL/ds
-    softmax: Tensor  # (N, R) the same under InfoNCE (eq. 1)
-    turning: Tensor  # (N, R) length of the gradient of s with respect to the query, the right factor of eq. 2
+    binary: Tensor  # (N, R) dL/ds by eq. 2, s being the similarity of query and negative
+    softmax: Tensor  # (N, R) dL/ds under InfoNCE (eq. 1)
+    grad_norm: Tensor  # (N, R) norm of the gradient of s with respect to the query, the right factor of eq. 2
     similarity: Tensor  # (N, R)
-    ids: Tensor  # (N, R) of the images that the rows came from
-    positive_rank: Tensor  # (N,) 1: the positive is more similar than every negative
+    ids: Tensor  # (N, R) image ids of the negatives
+    positive_rank: Tensor  # (N,) rank of the positive; 1 if it is more similar than every negative
 
 
 @dataclass(frozen=True)
 class Rank:
-    """One rank, over all queries."""
+    """Statistics of one rank over all queries."""
 
     rank: int
     similarity: float  # mean
@@ -42,13 +42,13 @@ class Rank:
     binary_slope_variance: float
     softmax_slope_mean: float
     softmax_slope_variance: float
-    binary_length_mean: float  # slope times turning: the whole gradient's length
+    binary_length_mean: float  # norm of the whole gradient: dL/ds times the norm of the gradient of s
     binary_length_variance: float
     softmax_length_mean: float
     softmax_length_variance: float
-    same_class: float | None  # share of negatives with the query's label: false negatives; None without labels
-    own_image: float  # share of negatives that are the query's own image, seen earlier
-    positive_rank: float  # mean over queries, the same in all rows
+    same_class: float | None  # share of false negatives (of the query's class); None without labels
+    own_image: float  # share of negatives that are earlier views of the query's image
+    positive_rank: float  # mean over queries, equal for all ranks
     positive_rank_median: float
     queries: int
 
@@ -62,21 +62,29 @@ def negative_gradients(
     ranks: int = RANKS,
     exclude_ids: Tensor | None = None,
 ) -> NegativeGradients:
-    """For unit queries (N, D) and their keys (N, D): the gradients of the ``ranks`` most similar bank rows.
+    """Gradients of the ``ranks`` most similar bank rows of each query.
 
-    A gradient has two factors, dL/ds and the gradient of s. Eq. 2 takes s, cut off at 0, as the probability that the
+    A gradient has two factors, dL/ds and the gradient of s. Eq. 2 takes s, clamped at 0, as the probability that the
     negative is a positive; dL/ds is then s (appendix B). Under InfoNCE it is softmax(s / t) / t. The gradient of s with
-    respect to a query of unit length, before it is normalized, has the length sqrt(1 - s^2) in both.
+    respect to a query of unit norm, before it is normalized, has the norm sqrt(1 - s^2) in both.
+
+    Args:
+        query: unit-norm queries, (N, D).
+        key: unit-norm keys, (N, D).
+        bank: the memory bank whose rows are the negatives.
+        temperature: t of InfoNCE.
+        ranks: how many rows per query.
+        exclude_ids: image ids (N,); bank rows of the query's own id are then no negatives.
     """
     negatives = bank_negatives(query, bank, exclude_ids)
     similarity = negatives.similarity.masked_fill(~negatives.mask, -torch.inf)
     positive = (query * key).sum(1, keepdim=True)
-    log_mass = torch.logsumexp(torch.cat([positive, similarity], 1) / temperature, 1, keepdim=True)
+    log_sum = torch.logsumexp(torch.cat([positive, similarity], 1) / temperature, 1, keepdim=True)
     nearest, places = similarity.topk(ranks, dim=1)
     return NegativeGradients(
         binary=nearest.clamp(min=0),
-        softmax=(nearest / temperature - log_mass).exp() / temperature,
-        turning=(1 - nearest.square()).clamp(min=0).sqrt(),
+        softmax=(nearest / temperature - log_sum).exp() / temperature,
+        grad_norm=(1 - nearest.square()).clamp(min=0).sqrt(),
         similarity=nearest,
         ids=bank.ids[places],
         positive_rank=1 + (similarity > positive).sum(1),
@@ -87,16 +95,25 @@ def negative_gradients(
 def gradient_ranks(
     checkpoint: Path | str, data: ImageDataset, queries: int = QUERIES, ranks: int = RANKS, batch: int = 256
 ) -> list[dict[str, Any]]:
-    """Mean and variance of the gradients at each rank, for training images in two views as in training.
+    """Mean and variance of the gradients at each rank, for training images in two random views as in training.
 
-    The queries are spread evenly over the training images. Where the run lets a query meet its own image in the
-    bank (MoCo v2 does), it does so here.
+    Bank rows of the query's own image count as negatives if they do in the run (in MoCo v2 they do).
+
+    Args:
+        checkpoint: checkpoint of a run with a memory bank.
+        data: the data set that the run was trained on.
+        queries: number of query images, evenly spaced over the training images.
+        ranks: number of ranks.
+        batch: images per forward pass.
+
+    Returns:
+        A dictionary for each rank, with the fields of ``Rank``.
     """
     snapshot = load_snapshot(Path(checkpoint))
     config, method, networks, bank = snapshot.config, snapshot.method, snapshot.networks, snapshot.bank
     if bank is None:
-        raise UserError(f"{checkpoint} has no bank to rank negatives of: give a run of mocov2, for example.")
-    # No rank may be empty for any query: one that may not meet its own image has as many rows fewer.
+        raise UserError(f"{checkpoint} has no memory bank to rank negatives of: give a run of mocov2, for example.")
+    # No rank may be empty for any query: excluding its own image leaves a query fewer rows.
     ranks = max(1, min(ranks, bank.fill if method.bank.allow_self else bank.fill // 2))
     views = Views(config.views, data.size, snapshot.views.mean, snapshot.views.std)
     chosen = evenly_spaced(len(data.train), queries)
@@ -113,13 +130,19 @@ def gradient_ranks(
 
 
 def by_rank(found: NegativeGradients, queries: Tensor, labels: Tensor | None) -> list[Rank]:
-    """Means and variances over the queries, given as image ids (N,), at each rank."""
+    """Statistics at each rank over the queries.
+
+    Args:
+        found: gradients of N queries.
+        queries: image ids of the queries, (N,).
+        labels: classes of all training images, or None.
+    """
     position = found.positive_rank.double()
     measured = {
         "binary_slope": found.binary,
         "softmax_slope": found.softmax,
-        "binary_length": found.binary * found.turning,
-        "softmax_length": found.softmax * found.turning,
+        "binary_length": found.binary * found.grad_norm,
+        "softmax_length": found.softmax * found.grad_norm,
     }
     means = {f"{name}_mean": values.double().mean(0) for name, values in measured.items()}
     means |= {f"{name}_variance": values.double().var(0, unbiased=False) for name, values in measured.items()}

@@ -1,4 +1,4 @@
-"""The paper's tables and figures as commands: what is asked, what is run for it, and pages that show the answer."""
+"""The paper's tables and figures as commands: a catalog of experiments, a runner, and pages of results."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -8,12 +8,12 @@ from psm.experiments.catalog import EXPERIMENTS, Configuration, Experiment
 from psm.experiments.presets import PRESETS, Preset
 
 if TYPE_CHECKING:
-    from psm.experiments.runner import Outcome
+    from psm.experiments.runner import SuiteResult
 
 __all__ = ["EXPERIMENTS", "PRESETS", "Configuration", "Experiment", "Preset", "report", "run"]
 
 
-def run(*names: str, config: Mapping[str, Any] | None = None, **keys: Any) -> "Outcome":
+def run(*names: str, config: Mapping[str, Any] | None = None, **keys: Any) -> "SuiteResult":
     """Run experiments by name, or ``all``; the keys are those of `psm experiment run`, nested ones as dictionaries.
 
     >>> run("table1", preset="smoke", out="study", optim={"lr": 0.2})  # doctest: +SKIP
@@ -25,7 +25,7 @@ def run(*names: str, config: Mapping[str, Any] | None = None, **keys: Any) -> "O
 
 
 def report(out: str | Path) -> Path:
-    """Write the pages of a study from its results files; gives the page for all.
+    """Write the pages of a study from its CSV files; gives the index page.
 
     >>> report("study")  # doctest: +SKIP
     """

@@ -1,23 +1,26 @@
-"""What a study's results say: means and spreads over seeds, differences, and beside them what the paper printed.
+"""Results of a study: means and deviations over seeds, differences to a reference, and the paper's numbers.
 
-Reads the results files alone. Imports nothing heavy.
+Reads the CSV files of the study only. Imports nothing heavy.
 """
 
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from psm.experiments.catalog import EXPERIMENTS, Configuration, Experiment
 from psm.experiments.plan import BASELINES, data_title
-from psm.experiments.results import GRADIENTS, Study, read_table
+from psm.experiments.results import GRADIENT_COLUMNS, Study, read_csv
 
-PURITY = ("purity_top1", "purity_top5", "hit_top5")
+PURITY_METRICS = ("purity_top1", "purity_top5", "hit_top5")
+
+CsvRow = Mapping[str, str]
+RunKey = tuple[str, str]  # run, evaluation hash
+ScoreKey = tuple[str, str]  # knn or linear, top1 or top5
 
 
 @dataclass(frozen=True)
-class Cell:
-    """One number measured with several seeds."""
+class SeedStats:
+    """One metric measured with several seeds."""
 
     values: Mapping[int, float] = field(default_factory=dict)  # by seed
 
@@ -26,56 +29,57 @@ class Cell:
         return len(self.values)
 
     @property
-    def mean(self) -> float | None:
-        return statistics.fmean(self.values.values()) if self.values else None
+    def mean(self) -> float:
+        """Mean over seeds; raises ``StatisticsError`` without values."""
+        return statistics.fmean(self.values.values())
 
     @property
-    def deviation(self) -> float | None:
-        """Standard deviation over seeds, of the sample (n - 1); None for fewer than two."""
+    def std(self) -> float | None:
+        """Sample standard deviation over seeds (n - 1); None for fewer than two."""
         return statistics.stdev(self.values.values()) if self.count > 1 else None
 
-    def minus(self, other: "Cell") -> "Cell":
-        """The differences, seed by seed: equal seeds start from equal weights and see equal images."""
-        return Cell({seed: value - other.values[seed] for seed, value in self.values.items() if seed in other.values})
+    def minus(self, other: "SeedStats") -> "SeedStats":
+        """Differences per seed: runs of equal seeds start from equal weights and see equal images."""
+        return SeedStats({seed: x - other.values[seed] for seed, x in self.values.items() if seed in other.values})
 
 
 @dataclass(frozen=True)
-class Line:
+class ResultRow:
     """One row of a table or point of a figure."""
 
     title: str
-    against: str | None
-    value: float | None
-    baseline: bool  # raw pixels or an untrained encoder
-    stressed: bool
-    scores: Mapping[tuple[str, str], Cell]  # (linear, top1) ...
-    differences: Mapping[tuple[str, str], Cell]
-    paper: tuple[float, float] | None
+    reference: str | None  # title of the row that it is compared with
+    value: float | None  # position on the axis of a sweep
+    is_baseline: bool  # raw pixels or an untrained encoder
+    highlight: bool
+    scores: Mapping[ScoreKey, SeedStats]
+    differences: Mapping[ScoreKey, SeedStats]  # to the reference
+    paper: tuple[float, float] | None  # top-1 and top-5
     paper_differences: tuple[float, float] | None
-    planned: int
-    curves: Mapping[str, Mapping[int, Cell]]  # purity -> epoch -> over seeds
-    ranks: Sequence[Mapping[str, Cell]]  # figure 2: rank -> what -> over seeds
+    planned: int  # number of seeds
+    curves: Mapping[str, Mapping[int, SeedStats]]  # purity metric -> epoch -> stats
+    ranks: Sequence[Mapping[str, SeedStats]]  # figure 2: rank -> column -> stats
 
-    def cell(self, score: str, top: str = "top1") -> Cell:
-        return self.scores.get((score, top), Cell())
+    def score(self, kind: str, top: str = "top1") -> SeedStats:
+        return self.scores.get((kind, top), SeedStats())
 
-    def difference(self, score: str, top: str = "top1") -> Cell:
-        return self.differences.get((score, top), Cell())
+    def difference(self, kind: str, top: str = "top1") -> SeedStats:
+        return self.differences.get((kind, top), SeedStats())
 
 
 @dataclass(frozen=True)
-class Group:
-    """The rows on one data set under one protocol: what may be compared."""
+class ResultTable:
+    """The rows of an experiment on one data set under one protocol: only these are compared."""
 
     data: str
     protocol: str
-    lines: Sequence[Line]
-    facts: Mapping[str, str]  # of any of its results
+    rows: Sequence[ResultRow]
+    settings: CsvRow  # a row of results.csv, which has the settings of the protocol; empty without results
     seconds: float
     runs: int
     planned: int
     missing: Sequence[str]
-    failed: Sequence[Mapping[str, str]]
+    failed: Sequence[CsvRow]
     hardware: Sequence[str]
     commits: Sequence[str]
     versions: Sequence[str]
@@ -87,182 +91,203 @@ class Group:
         return data_title(self.data)
 
     @property
-    def score(self) -> str:
-        """The score that rows are compared by: the paper's linear protocol, unless that was switched off."""
-        return "linear" if any(line.cell("linear").count for line in self.lines) else "knn"
+    def main_score(self) -> str:
+        """The score that rows are compared by: linear, or knn where the linear protocol was switched off."""
+        return "linear" if any(row.score("linear").count for row in self.rows) else "knn"
 
     @property
-    def rows(self) -> list[Line]:
-        return [line for line in self.lines if not line.baseline]
+    def other_score(self) -> str:
+        return "knn" if self.main_score == "linear" else "linear"
 
-    def line(self, title: str | None) -> Line | None:
-        return next((line for line in self.lines if line.title == title), None)
+    @property
+    def has_paper(self) -> bool:
+        """True if the paper has numbers for any row."""
+        return any(row.paper for row in self.rows)
+
+    @property
+    def method_rows(self) -> list[ResultRow]:
+        """The rows without the baselines."""
+        return [row for row in self.rows if not row.is_baseline]
+
+    def row(self, title: str | None) -> ResultRow | None:
+        return next((row for row in self.rows if row.title == title), None)
 
 
 @dataclass(frozen=True)
-class Answer:
-    """An experiment with what was measured for it."""
+class ExperimentResult:
+    """An experiment with its measured tables."""
 
     experiment: Experiment
-    groups: Sequence[Group]
+    tables: Sequence[ResultTable]
 
     @property
     def name(self) -> str:
         return self.experiment.name
 
 
-def read_answers(study: Study) -> list[Answer]:
-    """Every experiment that was planned in this study, in the catalog's order."""
-    tables = {name: read_table(study.table(name)) for name in ("plan", "results", "curves", "gradients", "failures")}
-    scores: dict[tuple[str, str], list[Mapping[str, str]]] = _by_run(tables["results"])
-    curves, gradients = _by_run(tables["curves"]), _by_run(tables["gradients"])
-    failures = {row["run"]: row for row in tables["failures"]}
-    planned: dict[str, dict[tuple[str, str], list[Mapping[str, str]]]] = {}
-    for place in tables["plan"]:
-        planned.setdefault(place["experiment"], {}).setdefault((place["data"], place["protocol"]), []).append(place)
+@dataclass(frozen=True)
+class StudyRows:
+    """The rows of a study's CSV files, by run."""
+
+    results: Mapping[RunKey, list[CsvRow]]
+    curves: Mapping[RunKey, list[CsvRow]]
+    gradients: Mapping[RunKey, list[CsvRow]]
+    failures: Mapping[str, CsvRow]  # by run name
+
+
+def load_results(study: Study) -> list[ExperimentResult]:
+    """All experiments planned in a study, in the catalog's order."""
+    rows = StudyRows(
+        _by_run(read_csv(study.csv("results"))),
+        _by_run(read_csv(study.csv("curves"))),
+        _by_run(read_csv(study.csv("gradients"))),
+        {row["run"]: row for row in read_csv(study.csv("failures"))},
+    )
+    planned: dict[str, dict[tuple[str, str], list[CsvRow]]] = {}
+    for entry in read_csv(study.csv("plan")):
+        planned.setdefault(entry["experiment"], {}).setdefault((entry["data"], entry["protocol"]), []).append(entry)
     return [
-        Answer(
+        ExperimentResult(
             experiment,
-            [
-                _group(experiment, data, protocol, places, scores, curves, gradients, failures)
-                for (data, protocol), places in planned[name].items()
-            ],
+            [_table(experiment, data, protocol, entries, rows) for (data, protocol), entries in planned[name].items()],
         )
         for name, experiment in EXPERIMENTS.items()
         if name in planned
     ]
 
 
-def _by_run(rows: Iterable[Mapping[str, str]]) -> dict[tuple[str, str], list[Mapping[str, str]]]:
-    found: dict[tuple[str, str], list[Mapping[str, str]]] = {}
+def _by_run(rows: Iterable[CsvRow]) -> dict[RunKey, list[CsvRow]]:
+    found: dict[RunKey, list[CsvRow]] = {}
     for row in rows:
-        found.setdefault((row["run"], row["evaluated"]), []).append(row)
+        found.setdefault(_run_key(row), []).append(row)
     return found
 
 
-def _group(
-    experiment: Experiment,
-    data: str,
-    protocol: str,
-    places: Sequence[Mapping[str, str]],
-    scores: Mapping[tuple[str, str], list[Mapping[str, str]]],
-    curves: Mapping[tuple[str, str], list[Mapping[str, str]]],
-    gradients: Mapping[tuple[str, str], list[Mapping[str, str]]],
-    failures: Mapping[str, Mapping[str, str]],
-) -> Group:
-    def rows_of(table: Mapping, title: str) -> dict[int, list[Mapping[str, str]]]:
-        mine = [place for place in places if place["title"] == title]
-        return {int(p["seed"]): table[p["run"], p["evaluated"]] for p in mine if (p["run"], p["evaluated"]) in table}
+def _run_key(row: CsvRow) -> RunKey:
+    return row["run"], row["evaluation_hash"]
 
-    known = {row.title: row for row in experiment.configurations}
-    titles = [title for title in (*BASELINES.values(), *known) if any(place["title"] == title for place in places)]
-    cells = {title: _scores(rows_of(scores, title)) for title in titles}
-    lines = [
-        _line(
-            title,
-            known.get(title),
-            cells,
-            experiment.paper.get(data, {}),
-            sum(place["title"] == title for place in places),
-            _curves(rows_of(curves, title)),
-            _ranks(rows_of(gradients, title)),
-        )
-        for title in titles
-    ]
-    of_rows = [place for place in places if place["title"] in known]
-    done = [place for place in of_rows if (place["run"], place["evaluated"]) in scores]
-    results = [scores[place["run"], place["evaluated"]][0] for place in done]
+
+def _table(experiment: Experiment, data: str, protocol: str, entries: Sequence[CsvRow], rows: StudyRows) -> ResultTable:
+    titles = {configuration.title for configuration in experiment.configurations}
+    of_methods = [entry for entry in entries if entry["title"] in titles]
+    done = [entry for entry in of_methods if _run_key(entry) in rows.results]
+    undone = [entry for entry in of_methods if entry not in done]
+    results = [rows.results[_run_key(entry)][0] for entry in done]
     dates = sorted(row["date"] for row in results)
-    return Group(
+    return ResultTable(
         data=data,
         protocol=protocol,
-        lines=lines,
-        facts=results[-1] if results else {},
+        rows=_table_rows(experiment, data, entries, rows),
+        settings=results[-1] if results else {},
         seconds=sum(float(row["seconds"] or 0) for row in results),
         runs=len(done),
-        planned=len(of_rows),
-        missing=[
-            f"{place['title']}, seed {place['seed']}"
-            for place in of_rows
-            if place not in done and place["run"] not in failures
-        ],
+        planned=len(of_methods),
+        missing=[f"{row['title']}, seed {row['seed']}" for row in undone if row["run"] not in rows.failures],
         failed=[
-            dict(failures[place["run"]]) | {"title": place["title"]}
-            for place in of_rows
-            if place not in done and place["run"] in failures
+            dict(rows.failures[row["run"]]) | {"title": row["title"]} for row in undone if row["run"] in rows.failures
         ],
         hardware=_distinct(row["hardware"] for row in results),
         commits=_distinct(row["commit"] for row in results),
         versions=_distinct(f"psm {row['psm']}, torch {row['torch']}, threads: {row['threads']}" for row in results),
         dates=(dates[0], dates[-1]) if dates else None,
-        commands=_distinct(place["command"] for place in places if place.get("command")),
+        commands=_distinct(entry["command"] for entry in entries if entry.get("command")),
     )
+
+
+def _table_rows(experiment: Experiment, data: str, entries: Sequence[CsvRow], rows: StudyRows) -> list[ResultRow]:
+    """The planned rows of an experiment on a data set: the baselines, then the catalog's order."""
+
+    def by_seed(table: Mapping[RunKey, list[CsvRow]], title: str) -> dict[int, list[CsvRow]]:
+        mine = [entry for entry in entries if entry["title"] == title]
+        return {int(entry["seed"]): table[_run_key(entry)] for entry in mine if _run_key(entry) in table}
+
+    configurations = {row.title: row for row in experiment.configurations}
+    planned = [entry["title"] for entry in entries]
+    titles = [title for title in (*BASELINES.values(), *configurations) if title in planned]
+    scores = {title: _score_stats(by_seed(rows.results, title)) for title in titles}
+    return [
+        _row(
+            title,
+            configurations.get(title),
+            scores,
+            experiment.paper.get(data, {}),
+            planned.count(title),
+            _curve_stats(by_seed(rows.curves, title)),
+            _rank_stats(by_seed(rows.gradients, title)),
+        )
+        for title in titles
+    ]
 
 
 def _distinct(values: Iterable[str]) -> list[str]:
     return list(dict.fromkeys(values))
 
 
-def _scores(by_seed: Mapping[int, Sequence[Mapping[str, str]]]) -> dict[tuple[str, str], Cell]:
-    found: dict[tuple[str, str], dict[int, float]] = {}
+def _score_stats(by_seed: Mapping[int, Sequence[CsvRow]]) -> dict[ScoreKey, SeedStats]:
+    found: dict[ScoreKey, dict[int, float]] = {}
     for seed, rows in by_seed.items():
         for row in rows:
             for top in ("top1", "top5"):
                 found.setdefault((row["score"], top), {})[seed] = float(row[top])
-    return {key: Cell(values) for key, values in found.items()}
+    return {key: SeedStats(values) for key, values in found.items()}
 
 
-def _line(
+def _row(
     title: str,
-    row: Configuration | None,
-    cells: Mapping[str, Mapping[tuple[str, str], Cell]],
+    configuration: Configuration | None,
+    scores: Mapping[str, Mapping[ScoreKey, SeedStats]],
     printed: Mapping[str, tuple[float, float]],
     planned: int,
-    curves: Mapping[str, Mapping[int, Cell]],
-    ranks: Sequence[Mapping[str, Cell]],
-) -> Line:
-    against = row.against if row else None
-    other = cells.get(against, {}) if against else {}
-    paper, reference = printed.get(title), printed.get(against or "")
-    return Line(
+    curves: Mapping[str, Mapping[int, SeedStats]],
+    ranks: Sequence[Mapping[str, SeedStats]],
+) -> ResultRow:
+    """A row with its differences to the reference row; ``configuration`` is None for a baseline."""
+    reference = configuration.reference if configuration else None
+    other = scores.get(reference, {}) if reference else {}
+    paper, paper_reference = printed.get(title), printed.get(reference or "")
+    return ResultRow(
         title=title,
-        against=against,
-        value=row.value if row else None,
-        baseline=row is None,
-        stressed=bool(row and row.stressed),
-        scores=cells[title],
-        differences={key: cell.minus(other[key]) for key, cell in cells[title].items() if key in other},
+        reference=reference,
+        value=configuration.value if configuration else None,
+        is_baseline=configuration is None,
+        highlight=bool(configuration and configuration.highlight),
+        scores=scores[title],
+        differences={key: stats.minus(other[key]) for key, stats in scores[title].items() if key in other},
         paper=paper,
-        paper_differences=(paper[0] - reference[0], paper[1] - reference[1]) if paper and reference else None,
+        paper_differences=(
+            (paper[0] - paper_reference[0], paper[1] - paper_reference[1]) if paper and paper_reference else None
+        ),
         planned=planned,
         curves=curves,
         ranks=ranks,
     )
 
 
-def _curves(by_seed: Mapping[int, Sequence[Mapping[str, str]]]) -> dict[str, dict[int, Cell]]:
+def _curve_stats(by_seed: Mapping[int, Sequence[CsvRow]]) -> dict[str, dict[int, SeedStats]]:
+    """Purity metric -> epoch -> percentages over seeds."""
     found: dict[str, dict[int, dict[int, float]]] = {}
     for seed, rows in by_seed.items():
         for row in rows:
-            for name in PURITY:
+            for name in PURITY_METRICS:
                 if row.get(name):
                     found.setdefault(name, {}).setdefault(int(row["epoch"]), {})[seed] = 100 * float(row[name])
-    return {name: {epoch: Cell(v) for epoch, v in sorted(epochs.items())} for name, epochs in found.items()}
+    return {name: {epoch: SeedStats(v) for epoch, v in sorted(epochs.items())} for name, epochs in found.items()}
 
 
-def _ranks(by_seed: Mapping[int, Sequence[Mapping[str, str]]]) -> list[dict[str, Cell]]:
+def _rank_stats(by_seed: Mapping[int, Sequence[CsvRow]]) -> list[dict[str, SeedStats]]:
+    """For each rank of figure 2: column -> values over seeds."""
     found: dict[int, dict[str, dict[int, float]]] = {}
-    needed = [name for name in GRADIENTS if name != "same_class"]  # which takes labels
+    needed = [name for name in GRADIENT_COLUMNS if name != "same_class"]  # which needs labels
     for seed, rows in by_seed.items():
         for row in (row for row in rows if all(row.get(name) for name in needed)):
-            for name in GRADIENTS:
+            for name in GRADIENT_COLUMNS:
                 if row.get(name):
                     found.setdefault(int(row["rank"]), {}).setdefault(name, {})[seed] = float(row[name])
-    return [{name: Cell(v) for name, v in found[rank].items()} for rank in sorted(found)]
+    return [{name: SeedStats(v) for name, v in found[rank].items()} for rank in sorted(found)]
 
 
 def rank_correlation(pairs: Sequence[tuple[float, float]]) -> float | None:
-    """Spearman's, with ties sharing their ranks; None for fewer than three pairs or without any order."""
+    """Spearman's rank correlation, ties sharing their ranks; None for fewer than three pairs or constant values."""
     if len(pairs) < 3:
         return None
 
@@ -279,100 +304,117 @@ def rank_correlation(pairs: Sequence[tuple[float, float]]) -> float | None:
         return None
 
 
-def headline(answer: Answer) -> list[str]:
-    """What came out, a sentence for each group."""
-    tell: Any = {"table": _of_table, "purity": _of_purity, "gradients": _of_gradients}.get(
-        answer.experiment.draws, _of_sweep
-    )
+def headline(result: ExperimentResult) -> list[str]:
+    """The main result in a sentence per table."""
+    summarize = _SUMMARIES[result.experiment.kind]
     sentences = []
-    for group in answer.groups:
-        said = tell(group) if group.runs else "nothing measured yet."
-        same = [other for other in answer.groups if other.data == group.data]
-        apart = f" (protocol {group.protocol[:4]})" if len(same) > 1 else ""
-        sentences.append(f"{group.title}{apart}: {said}" if len(answer.groups) > 1 else said[:1].upper() + said[1:])
+    for table in result.tables:
+        summary = summarize(table) if table.runs else "nothing measured yet."
+        same_data = [other for other in result.tables if other.data == table.data]
+        protocol = f" (protocol {table.protocol[:4]})" if len(same_data) > 1 else ""
+        named = f"{table.title}{protocol}: {summary}"
+        sentences.append(named if len(result.tables) > 1 else summary[:1].upper() + summary[1:])
     return sentences
 
 
-def number(cell: Cell, signed: bool = False) -> str:
-    """``51.83 ± 0.42`` with the deviation where there are seeds enough."""
-    if cell.mean is None:
+def format_stats(stats: SeedStats, signed: bool = False) -> str:
+    """``51.83 ± 0.42``, without the deviation for a single seed."""
+    if not stats.count:
         return "–"
-    mean = f"{cell.mean:+.2f}" if signed else f"{cell.mean:.2f}"
-    return (mean if cell.deviation is None else f"{mean} ± {cell.deviation:.2f}").replace("-", "−")
+    mean = format_points(stats.mean, signed)
+    return mean if stats.std is None else f"{mean} ± {stats.std:.2f}"
 
 
-def _of_table(group: Group) -> str:
-    score = group.score
-    measured = [line for line in group.rows if line.cell(score).count]
-    compared = [line for line in measured if line.difference(score).count]
-    if len({line.against for line in compared}) == 1 and len(measured) > 6:
-        ordered = sorted(measured, key=lambda line: -line.cell(score).mean)
-        best = ordered[0]
-        said = f"best is {best.title} with {number(best.cell(score))} % top-1"
-        psm = next((line for line in ordered if line.title == "PSM"), None)
-        if psm and psm is not best:
-            said += f"; PSM is number {ordered.index(psm) + 1} of {len(ordered)} with {number(psm.cell(score))} %"
-        pairs = [(line.cell(score).mean, line.paper[0]) for line in measured if line.paper]
-        agreement = rank_correlation(pairs)
-        if agreement is not None:
-            said += f". The order agrees with the paper's by a rank correlation of {agreement:.2f}".replace("-", "−")
-        return f"{said}."
-    parts = []
-    for line in compared:
-        paper = f" (paper {line.paper_differences[0]:+.2f})".replace("-", "−") if line.paper_differences else ""
-        parts.append(f"{line.title} {number(line.difference(score), signed=True)}{paper}")
-    if not parts:
+def format_points(value: float, signed: bool = False) -> str:
+    """A percentage with two decimals and a true minus sign."""
+    return (f"{value:+.2f}" if signed else f"{value:.2f}").replace("-", "−")
+
+
+def _summarize_table(table: ResultTable) -> str:
+    score = table.main_score
+    measured = [row for row in table.method_rows if row.score(score).count]
+    compared = [row for row in measured if row.difference(score).count]
+    if len({row.reference for row in compared}) == 1 and len(measured) > 6:
+        return _summarize_ranking(measured, score)
+    if not compared:
         return "no two rows can be compared yet."
-    against = {line.against for line in compared}
-    to = f", against {against.pop()}" if len(against) == 1 else ""
+    parts = []
+    for row in compared:
+        paper = f" (paper {format_points(row.paper_differences[0], True)})" if row.paper_differences else ""
+        parts.append(f"{row.title} {format_stats(row.difference(score), signed=True)}{paper}")
+    references = {row.reference for row in compared}
+    to = f", against {references.pop()}" if len(references) == 1 else ""
     return f"in points of top-1{to}: {'; '.join(parts)}."
 
 
-def _of_purity(group: Group) -> str:
+def _summarize_ranking(measured: Sequence[ResultRow], score: str) -> str:
+    """The best row, the place of PSM, and the agreement with the paper's order."""
+    ordered = sorted(measured, key=lambda row: -row.score(score).mean)
+    best = ordered[0]
+    text = f"best is {best.title} with {format_stats(best.score(score))} % top-1"
+    psm = next((row for row in ordered if row.title == "PSM"), None)
+    if psm and psm is not best:
+        text += f"; PSM is number {ordered.index(psm) + 1} of {len(ordered)} with {format_stats(psm.score(score))} %"
+    agreement = rank_correlation([(row.score(score).mean, row.paper[0]) for row in measured if row.paper])
+    if agreement is not None:
+        text += f". The order agrees with the paper's by a rank correlation of {format_points(agreement)}"
+    return f"{text}."
+
+
+def _summarize_purity(table: ResultTable) -> str:
     parts = []
-    for line in group.rows:
-        one, many = line.curves.get("purity_top1", {}), line.curves.get("hit_top5", {})
-        if one and many:
-            first, last = min(one), max(one)
+    for row in table.method_rows:
+        top1, hit = row.curves.get("purity_top1", {}), row.curves.get("hit_top5", {})
+        if top1 and hit:
+            first, last = min(top1), max(top1)
             parts.append(
-                f"with {line.title} the nearest row has the query's label in {one[first].mean:.1f} % of cases in epoch "
-                f"{first} and {one[last].mean:.1f} % in epoch {last}, at least one of the five nearest in "
-                f"{many[first].mean:.1f} % and {many[last].mean:.1f} %"
+                f"with {row.title} the nearest row has the query's label in {top1[first].mean:.1f} % of cases in epoch "
+                f"{first} and {top1[last].mean:.1f} % in epoch {last}, at least one of the five nearest in "
+                f"{hit[first].mean:.1f} % and {hit[last].mean:.1f} %"
             )
     return "; ".join(parts) + "." if parts else "nothing measured yet."
 
 
-def _of_gradients(group: Group) -> str:
-    line = next((line for line in group.rows if line.ranks), None)
-    if line is None:
+def _summarize_gradients(table: ResultTable) -> str:
+    row = next((row for row in table.method_rows if row.ranks), None)
+    if row is None:
         return "nothing measured yet."
-    first, last = line.ranks[0], line.ranks[-1]
+    first, last = row.ranks[0], row.ranks[-1]
 
-    def kept(name: str) -> float:
+    def relative(name: str) -> float:
         return 100 * last[name].mean / first[name].mean
 
-    said = (
-        f"from rank 1 to rank {len(line.ranks)} the mean similarity falls from {first['similarity'].mean:.2f} to "
-        f"{last['similarity'].mean:.2f}, and dL/ds under InfoNCE to {kept('softmax_slope_mean'):.0f} % of what it is "
-        f"at rank 1, its variance to {kept('softmax_slope_variance'):.0f} %; the positive is number "
+    text = (
+        f"from rank 1 to rank {len(row.ranks)} the mean similarity falls from {first['similarity'].mean:.2f} to "
+        f"{last['similarity'].mean:.2f}, and dL/ds under InfoNCE to {relative('softmax_slope_mean'):.0f} % of that "
+        f"at rank 1, its variance to {relative('softmax_slope_variance'):.0f} %; the positive is number "
         f"{first['positive_rank'].mean:.0f} on average (median {first['positive_rank_median'].mean:.0f})"
     )
     if "same_class" in first:
-        said += (
+        text += (
             f"; {100 * first['same_class'].mean:.0f} % of the first negatives have the query's label, "
             f"{100 * last['same_class'].mean:.0f} % of the last"
         )
-    return f"{said}.".replace("-", "−")
+    return f"{text}.".replace("-", "−")
 
 
-def _of_sweep(group: Group) -> str:
-    score = group.score
-    measured = [line for line in group.rows if line.cell(score).count]
-    best = max(measured, key=lambda line: line.cell(score).mean)
-    means = [line.cell(score).mean for line in measured]
-    said = f"best is {best.title} with {number(best.cell(score))} % top-1; all lie within"
-    said += f" {max(means) - min(means):.2f} points"
-    reference = next((line for line in measured if line.against is None), None)
-    if reference and (spread := reference.cell(score).deviation) is not None:
-        said += f"; {reference.title} alone varies by ± {spread:.2f} over {reference.cell(score).count} seeds"
-    return f"{said}."
+def _summarize_sweep(table: ResultTable) -> str:
+    score = table.main_score
+    measured = [row for row in table.method_rows if row.score(score).count]
+    best = max(measured, key=lambda row: row.score(score).mean)
+    means = [row.score(score).mean for row in measured]
+    text = f"best is {best.title} with {format_stats(best.score(score))} % top-1; all lie within"
+    text += f" {max(means) - min(means):.2f} points"
+    reference = next((row for row in measured if row.reference is None), None)
+    if reference and (std := reference.score(score).std) is not None:
+        text += f"; {reference.title} alone varies by ± {std:.2f} over {reference.score(score).count} seeds"
+    return f"{text}."
+
+
+_SUMMARIES: dict[str, Callable[[ResultTable], str]] = {
+    "table": _summarize_table,
+    "purity": _summarize_purity,
+    "gradients": _summarize_gradients,
+    "bars": _summarize_sweep,
+    "sweep": _summarize_sweep,
+}

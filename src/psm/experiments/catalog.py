@@ -1,6 +1,6 @@
-"""The paper's tables and figures as data: a question, the configurations that answer it, and what the paper printed.
+"""The paper's tables and figures as data: a question, the configurations to run, and the paper's numbers.
 
-An experiment of one's own is one more row of ``EXPERIMENTS``. Imports nothing heavy.
+A new experiment is one more row of ``EXPERIMENTS``. Imports nothing heavy.
 """
 
 from collections.abc import Mapping
@@ -12,14 +12,14 @@ from psm.utils.errors import UserError, did_you_mean
 
 @dataclass(frozen=True)
 class Configuration:
-    """One row of a table or one point of a figure: a title and what it sets."""
+    """One row of a table or one point of a figure: a title and the settings of its runs."""
 
     title: str
-    settings: Mapping[str, Any]
-    against: str | None = None  # title of the row that it is compared with
-    value: float | None = None  # its place on the axis of a sweep
-    gradients: bool = False  # whether the gradients of figure 2 are measured on it
-    stressed: bool = False  # drawn so that the eye finds it
+    settings: Mapping[str, Any]  # keys of `psm pretrain`
+    reference: str | None = None  # title of the row that it is compared with
+    value: float | None = None  # position on the axis of a sweep
+    gradients: bool = False  # measure the gradients of figure 2 on its runs
+    highlight: bool = False  # draw it in the highlight color
 
 
 @dataclass(frozen=True)
@@ -29,41 +29,47 @@ class Experiment:
     name: str
     title: str
     question: str
-    draws: str  # table, purity, gradients, bars or sweep
+    kind: str  # table, purity, gradients, bars or sweep
     configurations: tuple[Configuration, ...]
-    data: tuple[str, ...]  # as in the paper
-    axis: str = ""  # what a sweep varies
-    claim: str = ""  # what the paper says of it, in words
-    note: str = ""  # what a reader should know before comparing
-    # What the paper printed: data -> title -> (top-1, top-5) of the linear protocol.
+    data: tuple[str, ...]  # data sets, as in the paper
+    axis: str = ""  # axis label of a sweep
+    claim: str = ""  # the paper's claim, in words
+    note: str = ""  # shown below the results
+    # The paper's numbers: data -> title -> (top-1, top-5) of the linear protocol.
     paper: Mapping[str, Mapping[str, tuple[float, float]]] = field(default_factory=dict)
 
     @property
-    def sweeps(self) -> bool:
-        """Whether single runs stand beside the spread of a reference, instead of several seeds each."""
-        return self.draws in ("bars", "sweep")
+    def is_sweep(self) -> bool:
+        """True if each point may be a single run, judged by the spread of the reference over seeds."""
+        return self.kind in ("bars", "sweep")
 
 
 CIFAR = ("cifar10", "cifar100")
 ALL_DATA = (*CIFAR, "tiny-imagenet")
 
-# What several experiments train is written once, so that it is one run. Whatever mines from a bank tells its purity.
+# Settings that several experiments share, so that they share the run. Methods that mine positives record their purity.
 _PURITY = {"monitor.purity": True}
 _PSM = {"method": "psm", **_PURITY}
 _SNCLR = {"method": "snclr", **_PURITY}
 
 
-def _psm(title: str, against: str | None = None, value: float | None = None, **changes: Any) -> Configuration:
+def _psm(title: str, reference: str | None = None, value: float | None = None, **changes: Any) -> Configuration:
     """PSM with some keys changed (``positives__k=10`` for positives.k)."""
     named = {k.replace("__", "."): v for k, v in changes.items()}
-    return Configuration(title, _PSM | named, against, value, stressed=not changes)
+    return Configuration(title, _PSM | named, reference, value, highlight=not changes)
 
 
-def _method(title: str, name: str, against: str | None = None, **settings: Any) -> Configuration:
-    named = {"snclr": _SNCLR, "psm": _PSM}.get(name, {"method": name})
-    changes = {k.replace("__", "."): v for k, v in settings.items()}
-    stressed = name == "psm" or bool(changes)
-    return Configuration(title, named | changes, against, gradients=name == "mocov2" and not changes, stressed=stressed)
+def _method(title: str, name: str, reference: str | None = None, **changes: Any) -> Configuration:
+    """A method by name with some keys changed."""
+    base = {"snclr": _SNCLR, "psm": _PSM}.get(name, {"method": name})
+    named = {k.replace("__", "."): v for k, v in changes.items()}
+    return Configuration(
+        title,
+        base | named,
+        reference,
+        gradients=name == "mocov2" and not changes,
+        highlight=name == "psm" or bool(changes),
+    )
 
 
 EXPERIMENTS: dict[str, Experiment] = {
@@ -286,7 +292,7 @@ EXPERIMENTS: dict[str, Experiment] = {
 
 
 def find(names: list[str]) -> list[Experiment]:
-    """The experiments of these names, ``all`` for all, in the catalog's order and each once."""
+    """The experiments of these names (``all`` for all), in the catalog's order and without repeats."""
     for name in names:
         if name != "all" and name not in EXPERIMENTS:
             known = (*EXPERIMENTS, "all")

@@ -1,4 +1,4 @@
-"""What a suite shows while it works: a line for each running run, one for all with the time left.
+"""Progress of a suite on the terminal: a line per running run, and one for the suite with the time left.
 
 On a terminal the lines are live; elsewhere a line is printed when a run starts, ends or fails.
 """
@@ -6,6 +6,7 @@ On a terminal the lines are live; elsewhere a line is printed when a run starts,
 import sys
 import time
 from collections.abc import Sequence
+from typing import Any
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -18,61 +19,64 @@ from psm.experiments.results import Study
 from psm.utils.files import read_lines
 from psm.utils.run_folder import RunFolder
 
+REFRESH_SECONDS = 1.0
 
-class Progress:
-    """How far a suite is. Time is guessed from the epochs that were trained since it started."""
+
+class SuiteProgress:
+    """Counts finished and failed runs, and estimates the time left from the epochs trained since the start."""
 
     def __init__(self, study: Study, total: int, missing: Sequence[PlannedRun], jobs: int):
         self.study, self.total, self.jobs = study, total, jobs
         self.done, self.failed = total - len(missing), 0
         self.started = time.monotonic()
-        self.epochs = {run.run: run.epochs for run in missing}
-        self.before = {run.run: self.epoch(run) for run in missing}  # trained earlier, by a suite that was stopped
-        self.now = dict(self.before)
+        self.epochs = {run.name: run.epochs for run in missing}
+        self.epochs_before = {run.name: self.epoch(run) for run in missing}  # by a suite that was stopped
+        self.epochs_now = dict(self.epochs_before)
         self.running: list[PlannedRun] = []
 
-    def records(self, run: PlannedRun) -> list[dict]:
-        return read_lines(RunFolder(self.study.run(run.run)).metrics)
+    def metrics(self, run: PlannedRun) -> list[dict[str, Any]]:
+        """The metrics of a run, an entry per epoch."""
+        return read_lines(RunFolder(self.study.run(run.name)).metrics)
 
     def epoch(self, run: PlannedRun) -> int:
-        records = self.records(run)
-        return int(records[-1].get("epoch", 0)) if records else 0
+        """The last finished epoch of a run."""
+        metrics = self.metrics(run)
+        return int(metrics[-1].get("epoch", 0)) if metrics else 0
 
-    def ended(self, run: PlannedRun, well: bool) -> None:
-        """Count a run; whatever it did not reach is no longer waited for."""
-        self.running = [other for other in self.running if other.run != run.run]
-        self.done += well
-        self.failed += not well
-        self.now[run.run] = self.epochs[run.run]
-        if not well:
-            self.before[run.run] = self.epochs[run.run]
+    def finish(self, run: PlannedRun, succeeded: bool) -> None:
+        """Count a run; the epochs that a failed run did not reach are no longer waited for."""
+        self.running = [other for other in self.running if other.name != run.name]
+        self.done += succeeded
+        self.failed += not succeeded
+        self.epochs_now[run.name] = self.epochs[run.name]
+        if not succeeded:
+            self.epochs_before[run.name] = self.epochs[run.name]
 
-    def left(self) -> float | None:
-        """Seconds until all is done, or None before anything was learned about it."""
+    def seconds_left(self) -> float | None:
+        """Estimated seconds until all runs are done; None before the first epoch."""
         for run in self.running:
-            self.now[run.run] = self.epoch(run)
-        trained = sum(self.now.values()) - sum(self.before.values())
-        waiting = sum(self.epochs.values()) - sum(self.now.values())
+            self.epochs_now[run.name] = self.epoch(run)
+        trained = sum(self.epochs_now.values()) - sum(self.epochs_before.values())
+        waiting = sum(self.epochs.values()) - sum(self.epochs_now.values())
         if trained <= 0:
             return None
         return waiting * (time.monotonic() - self.started) / trained
 
 
 class Display:
-    """Shows a suite's progress on stderr while it is entered."""
+    """Shows a suite's progress on stderr, as a context manager."""
 
-    def __init__(self, progress: Progress, lively: bool):
+    def __init__(self, progress: SuiteProgress, live: bool):
         self.progress = progress
         self.console = Console(stderr=True, highlight=False)
-        self.live = Live(console=self.console, refresh_per_second=4) if lively and sys.stderr.isatty() else None
-        self.looked = 0.0
+        self.live = Live(console=self.console, refresh_per_second=4) if live and sys.stderr.isatty() else None
+        self.refreshed = 0.0
 
     def __enter__(self) -> "Display":
         if self.live:
             self.live.start()
-        progress = self.progress
-        waiting = progress.total - progress.done
-        self.say(f"{progress.total} runs: {progress.done} finished before, {waiting} to do, {progress.jobs} at a time")
+        done, total, jobs = self.progress.done, self.progress.total, self.progress.jobs
+        self.print(f"{total} runs: {done} finished before, {total - done} to do, {jobs} at a time")
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -80,60 +84,61 @@ class Display:
             self.live.update(Text(""))
             self.live.stop()
 
-    def say(self, line: str) -> None:
+    def print(self, line: str) -> None:
         self.console.print(line, soft_wrap=True, markup=False)
 
-    def started(self, run: PlannedRun) -> None:
+    def run_started(self, run: PlannedRun) -> None:
         self.progress.running.append(run)
         epoch = self.progress.epoch(run)
-        again = f" from epoch {epoch}" if epoch else ""
+        resumed = f" from epoch {epoch}" if epoch else ""
         if not self.live:
-            self.say(f"starts {named(run)}{again}")
+            self.print(f"starts {run_label(run)}{resumed}")
 
-    def finished(self, run: PlannedRun) -> None:
-        self.progress.ended(run, well=True)
-        self.say(f"done   {named(run)} · {self._overall()}")
+    def run_finished(self, run: PlannedRun) -> None:
+        self.progress.finish(run, succeeded=True)
+        self.print(f"done   {run_label(run)} · {self._suite_line()}")
 
-    def failed(self, run: PlannedRun, reason: str) -> None:
-        self.progress.ended(run, well=False)
-        self.say(f"FAILED {named(run)}: {reason} (log: {self.progress.study.log(run.run)})")
+    def run_failed(self, run: PlannedRun, reason: str) -> None:
+        self.progress.finish(run, succeeded=False)
+        self.print(f"FAILED {run_label(run)}: {reason} (log: {self.progress.study.log(run.name)})")
 
-    def look(self) -> None:
-        """Refresh the live lines, once a second at most."""
+    def refresh(self) -> None:
+        """Update the live lines, at most once per second."""
         now = time.monotonic()
-        if self.live and now - self.looked > 1:
-            self.looked = now
-            self.live.update(self._lines())
+        if self.live and now - self.refreshed > REFRESH_SECONDS:
+            self.refreshed = now
+            self.live.update(self._live_lines())
 
-    def _overall(self) -> str:
+    def _suite_line(self) -> str:
         progress = self.progress
-        left = progress.left()
+        left = progress.seconds_left()
         failed = f", {progress.failed} failed" if progress.failed else ""
-        return f"{progress.done} of {progress.total} runs{failed}" + (f" · {duration(left)} left" if left else "")
+        time_left = f" · {format_duration(left)} left" if left else ""
+        return f"{progress.done} of {progress.total} runs{failed}{time_left}"
 
-    def _lines(self) -> Group:
+    def _live_lines(self) -> Group:
         progress = self.progress
         grid = Table.grid(padding=(0, 2))
         for run in progress.running:
-            records = progress.records(run)
-            epoch = int(records[-1].get("epoch", 0)) if records else 0
-            rate = f"{records[-1]['images_per_second']:,.0f} img/s" if epoch else ""
+            metrics = progress.metrics(run)
+            epoch = int(metrics[-1].get("epoch", 0)) if metrics else 0
+            rate = f"{metrics[-1]['images_per_second']:,.0f} img/s" if epoch else ""
             state = f"epoch {epoch}/{run.epochs}" if epoch < run.epochs else "scoring"
-            grid.add_row(named(run), ProgressBar(run.epochs, epoch, width=20), state, rate)
+            grid.add_row(run_label(run), ProgressBar(run.epochs, epoch, width=20), state, rate)
         return Group(
             grid,
-            Text.assemble((self._overall(), "bold")),
+            Text.assemble((self._suite_line(), "bold")),
             ProgressBar(max(1, progress.total), progress.done + progress.failed),
         )
 
 
-def named(run: PlannedRun) -> str:
-    """A run in a few words."""
+def run_label(run: PlannedRun) -> str:
+    """Title, data set and seed of a run."""
     return f"{run.title} · {data_title(run.data)} · seed {run.seed}"
 
 
-def duration(seconds: float) -> str:
-    """Time as people say it: 45 s, 12 min, 3 h 20 min."""
+def format_duration(seconds: float) -> str:
+    """``45 s``, ``12 min`` or ``3 h 20 min``."""
     minutes = round(seconds / 60)
     if seconds < 90:
         return f"{seconds:.0f} s"

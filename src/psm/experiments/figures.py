@@ -1,6 +1,6 @@
-"""The paper's figures from a study's answers, as matplotlib figures that read in print, on a phone and in gray.
+"""The paper's figures from a study's results, as matplotlib figures readable in print, on a phone and in gray.
 
-Colors are those of Okabe and Ito; whatever a color tells, a marker or a dash tells too.
+Colors are those of Okabe and Ito; every distinction by color is also one by marker or dash.
 """
 
 import io
@@ -12,11 +12,13 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from psm.experiments.aggregate import Answer, Cell, Group, Line
-from psm.reporting.style import BLUE, GRAY, GREEN, ORANGE
+from psm.experiments.aggregate import ExperimentResult, ResultRow, ResultTable, SeedStats
+from psm.reporting.style import BLACK, BLUE, GRAY, GREEN, ORANGE
 
-BLACK = "#222222"
-WIDTH = 4.6  # inches; at the width of a phone letters are still those of a book
+WIDTH = 4.6  # inches: at the width of a phone the text has the size of a book's
+SCORE_NAMES = {"linear": "linear", "knn": "nearest neighbors"}
+
+Figures = Iterator[tuple[str, str, Figure]]  # suffix of the file name, caption, figure
 
 
 class Drawing(NamedTuple):
@@ -28,7 +30,7 @@ class Drawing(NamedTuple):
 
     def svg(self) -> str:
         stream = io.StringIO()
-        with rc_context({"svg.hashsalt": self.name}):  # the same numbers give the same file
+        with rc_context({"svg.hashsalt": self.name}):  # equal numbers give equal files
             self.figure.savefig(stream, format="svg", metadata={"Date": None})
         return stream.getvalue()[stream.getvalue().index("<svg") :]
 
@@ -38,22 +40,16 @@ class Drawing(NamedTuple):
         return stream.getvalue()
 
 
-def drawings(answer: Answer) -> list[Drawing]:
-    """The figures of an experiment, for each data set and protocol that anything was measured on."""
-    draw: Callable[[Answer, Group], Iterator[tuple[str, str, Figure]]] = {
-        "table": _table,
-        "purity": _purity,
-        "gradients": _gradients,
-        "bars": _sweep,
-        "sweep": _sweep,
-    }[answer.experiment.draws]
-    several = len({group.data for group in answer.groups}) < len(answer.groups)
+def drawings(result: ExperimentResult) -> list[Drawing]:
+    """The figures of an experiment, for each table with results."""
+    draw = _DRAW[result.experiment.kind]
+    several = len({table.data for table in result.tables}) < len(result.tables)
     found = []
-    for group in answer.groups:
-        place = f"{answer.name}-{group.data}" + (f"-{group.protocol[:4]}" if several else "")
+    for table in result.tables:
+        name = f"{result.name}-{table.data}" + (f"-{table.protocol[:4]}" if several else "")
         found += [
-            Drawing("-".join(filter(None, (place, suffix))), caption, figure)
-            for suffix, caption, figure in (draw(answer, group) if group.runs else ())
+            Drawing("-".join(filter(None, (name, suffix))), caption, figure)
+            for suffix, caption, figure in (draw(result, table) if table.runs else ())
         ]
     return found
 
@@ -68,201 +64,250 @@ def _axes(height: float, title: str) -> tuple[Figure, Axes]:
 
 
 def _legend(figure: Figure, columns: int) -> None:
-    """Below the axes, where it hides nothing."""
+    """A legend below the axes, where it covers nothing."""
     figure.legend(frameon=False, fontsize=9, ncols=columns, loc="outside lower center")
 
 
-def _table(answer: Answer, group: Group) -> Iterator[tuple[str, str, Figure]]:
-    """Ours and the paper's, a dot a row, in the same order; each with its own axis, since the scales are two."""
-    score, lines = group.score, group.rows
-    height = 0.9 + 0.32 * len(lines)
-    figure, axis = _axes(height, f"Measured: {_score_name(score)} top-1 on {group.title}, %")
-    for place, line in enumerate(lines):
-        cell = line.cell(score)
-        if cell.mean is None:
-            continue
-        color, marker = _style(line)
-        axis.plot(list(cell.values.values()), [place] * cell.count, "|", color=color, markersize=9, alpha=0.7)
-        axis.errorbar(cell.mean, place, xerr=cell.deviation or None, fmt=marker, color=color, capsize=3, markersize=6)
-        _above(axis, cell.mean, place, cell.mean)
-    _rows(axis, lines)
-    first = lines[0].cell(score).mean
-    if first is not None:
-        axis.axvline(first, color=GRAY, linestyle=":", linewidth=1, zorder=0)
+def _draw_table(result: ExperimentResult, table: ResultTable) -> Figures:
+    """Measured and paper's top-1, a dot per row in the same order, on axes of their own since the scales differ."""
+    rows = table.method_rows
+    reference = rows[0].title if rows[0].score(table.main_score).count else None
     yield (
         "",
-        f"{group.title}, measured: dot and bar are mean and standard deviation over seeds, ticks the single runs"
-        + (f", the dotted line is {lines[0].title}." if first is not None else "."),
-        figure,
+        f"{table.title}, measured: dot and bar are mean and standard deviation over seeds, ticks the single runs"
+        + (f", the dotted line is {reference}." if reference else "."),
+        _measured_dots(rows, table),
     )
-    if any(line.paper for line in lines):
-        figure, axis = _axes(height, f"Paper: linear top-1 on {group.title}, %")
-        for place, line in enumerate(lines):
-            if line.paper:
-                color, marker = _style(line)
-                axis.plot(line.paper[0], place, marker, color=color, markersize=6, mfc="white")
-                _above(axis, line.paper[0], place, line.paper[0])
-        _rows(axis, lines)
-        yield "paper", f"{group.title}, printed in the paper (ResNet-18, 200 epochs; no spread is given).", figure
+    if any(row.paper for row in rows):
+        caption = f"{table.title}, printed in the paper (ResNet-18, 200 epochs; no spread is given)."
+        yield "paper", caption, _paper_dots(rows, table)
 
 
-def _above(axis: Axes, x: float, y: float, value: float) -> None:
+def _measured_dots(rows: Sequence[ResultRow], table: ResultTable) -> Figure:
+    score = table.main_score
+    figure, axis = _axes(_rows_height(rows), f"Measured: {SCORE_NAMES[score]} top-1 on {table.title}, %")
+    for place, row in enumerate(rows):
+        stats = row.score(score)
+        if not stats.count:
+            continue
+        color, marker = _row_style(row)
+        axis.plot(list(stats.values.values()), [place] * stats.count, "|", color=color, markersize=9, alpha=0.7)
+        axis.errorbar(stats.mean, place, xerr=stats.std or None, fmt=marker, color=color, capsize=3, markersize=6)
+        _label_point(axis, stats.mean, place, stats.mean)
+    _row_labels(axis, rows)
+    if rows[0].score(score).count:
+        axis.axvline(rows[0].score(score).mean, color=GRAY, linestyle=":", linewidth=1, zorder=0)
+    return figure
+
+
+def _paper_dots(rows: Sequence[ResultRow], table: ResultTable) -> Figure:
+    figure, axis = _axes(_rows_height(rows), f"Paper: linear top-1 on {table.title}, %")
+    for place, row in enumerate(rows):
+        if row.paper:
+            color, marker = _row_style(row)
+            axis.plot(row.paper[0], place, marker, color=color, markersize=6, mfc="white")
+            _label_point(axis, row.paper[0], place, row.paper[0])
+    _row_labels(axis, rows)
+    return figure
+
+
+def _rows_height(rows: Sequence[ResultRow]) -> float:
+    return 0.9 + 0.32 * len(rows)
+
+
+def _label_point(axis: Axes, x: float, y: float, value: float) -> None:
+    """Write a value above a point."""
     axis.annotate(f"{value:.1f}", (x, y), (0, 5), textcoords="offset points", ha="center", fontsize=9)
 
 
-def _rows(axis: Axes, lines: Sequence[Line]) -> None:
-    axis.set_yticks(range(len(lines)), [line.title for line in lines])
-    axis.set_ylim(len(lines) - 0.5, -0.7)
+def _row_labels(axis: Axes, rows: Sequence[ResultRow]) -> None:
+    axis.set_yticks(range(len(rows)), [row.title for row in rows])
+    axis.set_ylim(len(rows) - 0.5, -0.7)
     axis.margins(x=0.12)
     axis.grid(axis="y", visible=False)
 
 
-def _style(line: Line) -> tuple[str, str]:
-    return (ORANGE, "D") if line.stressed else (BLUE, "o")
+def _row_style(row: ResultRow) -> tuple[str, str]:
+    """Color and marker of a row."""
+    return (ORANGE, "D") if row.highlight else (BLUE, "o")
 
 
-PURITY_STYLES = {0: (BLUE, "o"), 1: (ORANGE, "D"), 2: (GREEN, "s")}
+PURITY_STYLES = ((BLUE, "o"), (ORANGE, "D"), (GREEN, "s"))
+PURITY_PANELS = (  # suffix, title, caption, (metric, line style, label)
+    (
+        "top1",
+        "Nearest row (top-1)",
+        "how often the nearest row of the bank has the query's label",
+        (("purity_top1", "-", ""),),
+    ),
+    (
+        "top5",
+        "Five nearest (top-5)",
+        "share of the five nearest rows with the query's label, and how often at least one of them has it",
+        (("purity_top5", "-", ", of the five"), ("hit_top5", "--", ", any of them")),
+    ),
+)
 
 
-def _purity(answer: Answer, group: Group) -> Iterator[tuple[str, str, Figure]]:
-    """Figure 1: (a) the nearest row, (b) the five nearest, and how often one of the five at least is right."""
-    chance = 100 / float(group.facts["classes"])
-    panels = (
-        ("top1", "Nearest row (top-1)", (("purity_top1", "-", ""),)),
-        ("top5", "Five nearest (top-5)", (("purity_top5", "-", ", of the five"), ("hit_top5", "--", ", any of them"))),
-    )
-    for name, title, curves in panels:
+def _draw_purity(result: ExperimentResult, table: ResultTable) -> Figures:
+    """Figure 1: purity of the nearest row, of the five nearest, and whether any of the five has the query's label."""
+    counts = [s.count for row in table.method_rows for points in row.curves.values() for s in points.values()]
+    seeds = max(counts, default=0)
+    bands = f"; bands are standard deviations over {seeds} seeds" if seeds > 1 else ""
+    for suffix, title, caption, curves in PURITY_PANELS:
         figure, axis = _axes(3.3, f"{title}: % with the query's label")
-        for number, line in enumerate(group.rows):
+        for number, row in enumerate(table.method_rows):
             color, marker = PURITY_STYLES[number % len(PURITY_STYLES)]
-            for measure, style, words in curves:
-                if measure in line.curves:
-                    _band(axis, line.curves[measure], color, style, marker, f"{line.title}{words}")
-        axis.axhline(chance, color=GRAY, linestyle=":", linewidth=1.2, label="chance")
+            for metric, style, label in curves:
+                if metric in row.curves:
+                    _plot_band(axis, row.curves[metric], color, style, marker, f"{row.title}{label}")
+        _chance_line(axis, table)
         axis.set_xlabel("epoch")
         axis.xaxis.set_major_locator(MaxNLocator(integer=True))
         axis.set_ylim(bottom=0)
         _legend(figure, columns=2)
-        seeds = max(cell.count for line in group.rows for points in line.curves.values() for cell in points.values())
-        spread = f"; bands are standard deviations over {seeds} seeds" if seeds > 1 else ""
-        yield name, f"{group.title}: {_words(name)}{spread}.", figure
+        yield suffix, f"{table.title}: {caption}{bands}.", figure
 
 
-def _words(name: str) -> str:
-    if name == "top1":
-        return "how often the nearest row of the bank has the query's label"
-    return "share of the five nearest rows with the query's label, and how often at least one of them has it"
+def _chance_line(axis: Axes, table: ResultTable) -> None:
+    chance = 100 / float(table.settings["classes"])
+    axis.axhline(chance, color=GRAY, linestyle=":", linewidth=1.2, label="chance")
 
 
-def _band(axis: Axes, points: Mapping[int, Cell], color: str, style: str, marker: str, label: str) -> None:
-    places = list(points)
-    means = [cell.mean for cell in points.values()]
-    spread = [cell.deviation or 0.0 for cell in points.values()]
-    every = max(1, len(places) // 12)
-    axis.plot(places, means, style, color=color, marker=marker, markersize=4, markevery=every, label=label)
+def _plot_band(axis: Axes, points: Mapping[int, SeedStats], color: str, style: str, marker: str, label: str) -> None:
+    """Plot the mean over epochs with a band of one standard deviation."""
+    epochs = list(points)
+    means = [stats.mean for stats in points.values()]
+    stds = [stats.std or 0.0 for stats in points.values()]
+    every = max(1, len(epochs) // 12)
+    axis.plot(epochs, means, style, color=color, marker=marker, markersize=4, markevery=every, label=label)
     axis.fill_between(
-        places,
-        [mean - s for mean, s in zip(means, spread, strict=True)],
-        [mean + s for mean, s in zip(means, spread, strict=True)],
+        epochs,
+        [mean - std for mean, std in zip(means, stds, strict=True)],
+        [mean + std for mean, std in zip(means, stds, strict=True)],
         color=color,
         alpha=0.15,
         linewidth=0,
     )
 
 
-def _gradients(answer: Answer, group: Group) -> Iterator[tuple[str, str, Figure]]:
-    """Figure 2, by eq. 2 and by the loss that was trained with, and who the negatives are."""
-    line = next((line for line in group.rows if line.ranks), None)
-    if line is None:
+GRADIENT_PANELS = (  # suffix, columns, title, caption
+    ("eq2", "binary_slope", "dL/ds by eq. 2", "how the loss of a negative changes with its similarity, by eq. 2"),
+    ("infonce", "softmax_slope", "dL/ds under InfoNCE (eq. 1)", "the same under the loss that was trained with"),
+    ("length", "softmax_length", "Whole gradient under InfoNCE", "dL/ds times the norm of the gradient of s"),
+)
+
+
+def _draw_gradients(result: ExperimentResult, table: ResultTable) -> Figures:
+    """Figure 2, by eq. 2 and by the trained loss, and the share of false negatives."""
+    row = next((row for row in table.method_rows if row.ranks), None)
+    if row is None:
         return
-    places = list(range(1, len(line.ranks) + 1))
-    positive = line.ranks[0]["positive_rank"].mean
-    median = line.ranks[0]["positive_rank_median"].mean
+    for suffix, column, title, text in GRADIENT_PANELS:
+        caption = f"{row.title} on {table.title}: {text}; mean and variance over queries, divided by their maxima."
+        yield suffix, caption, _gradient_figure(row, column, title)
+    if "same_class" in row.ranks[0]:
+        caption = f"{table.title}: share of negatives that are false ones, by label; labels serve this figure only."
+        yield "labels", caption, _false_negatives_figure(row, table)
 
-    def curve(name: str) -> list[float]:
-        return [rank[name].mean for rank in line.ranks]
 
-    for name, kind, title, words in (
-        ("eq2", "binary_slope", "dL/ds by eq. 2", "how the loss of a negative changes with its similarity, by eq. 2"),
-        ("infonce", "softmax_slope", "dL/ds under InfoNCE (eq. 1)", "the same under the loss that was trained with"),
-        ("length", "softmax_length", "Whole gradient under InfoNCE", "dL/ds times the length of the gradient of s"),
+def _gradient_figure(row: ResultRow, column: str, title: str) -> Figure:
+    """Mean and variance of a gradient over the ranks, each divided by its maximum."""
+    ranks = range(1, len(row.ranks) + 1)
+    figure, axis = _axes(3.3, f"{title}, over its maximum")
+    for statistic, color, style in (("mean", BLUE, "-"), ("variance", ORANGE, "--")):
+        values = _rank_means(row, f"{column}_{statistic}")
+        largest = max(values) or 1.0
+        axis.plot(ranks, [value / largest for value in values], style, color=color, label=statistic, linewidth=1.8)
+    _mark_positive_rank(axis, row)
+    axis.set_xlabel("rank of similarity among the bank's rows")
+    axis.set_ylim(0, 1.05)
+    _legend(figure, columns=2)
+    return figure
+
+
+def _false_negatives_figure(row: ResultRow, table: ResultTable) -> Figure:
+    """Share of negatives of the query's label, and of its own image, over the ranks."""
+    ranks = range(1, len(row.ranks) + 1)
+    figure, axis = _axes(3.3, "False negatives, %")
+    for column, color, style, label in (
+        ("same_class", ORANGE, "-", "the query's label"),
+        ("own_image", BLUE, "--", "its own image"),
     ):
-        figure, axis = _axes(3.3, f"{title}, over its maximum")
-        for what, color, style in (("mean", BLUE, "-"), ("variance", ORANGE, "--")):
-            values = curve(f"{kind}_{what}")
-            largest = max(values) or 1.0
-            axis.plot(places, [value / largest for value in values], style, color=color, label=what, linewidth=1.8)
-        _positive(axis, positive, median, places[-1])
-        axis.set_xlabel("rank of similarity among the bank's rows")
-        axis.set_ylim(0, 1.05)
-        _legend(figure, columns=2)
-        caption = f"{line.title} on {group.title}: {words}; mean and variance over queries, divided by their maxima."
-        yield name, caption, figure
-    if "same_class" in line.ranks[0]:
-        figure, axis = _axes(3.3, "Who the negatives are, %")
-        axis.plot(places, [100 * x for x in curve("same_class")], "-", color=ORANGE, label="the query's label", lw=1.8)
-        axis.plot(places, [100 * x for x in curve("own_image")], "--", color=BLUE, label="its own image", lw=1.8)
-        axis.axhline(100 / float(group.facts["classes"]), color=GRAY, linestyle=":", linewidth=1.2, label="chance")
-        axis.set_xlabel("rank of similarity among the bank's rows")
-        axis.set_ylim(bottom=0)
-        _legend(figure, columns=3)
-        yield (
-            "labels",
-            f"{group.title}: share of negatives that are false ones, by label; labels serve this alone.",
-            figure,
-        )
+        axis.plot(ranks, [100 * x for x in _rank_means(row, column)], style, color=color, label=label, lw=1.8)
+    _chance_line(axis, table)
+    axis.set_xlabel("rank of similarity among the bank's rows")
+    axis.set_ylim(bottom=0)
+    _legend(figure, columns=3)
+    return figure
 
 
-def _positive(axis: Axes, mean: float, median: float, last: int) -> None:
-    """The positive's rank; one that lies beyond the axis is said and not drawn."""
-    if mean <= last:
+def _rank_means(row: ResultRow, column: str) -> list[float]:
+    return [rank[column].mean for rank in row.ranks]
+
+
+def _mark_positive_rank(axis: Axes, row: ResultRow) -> None:
+    """Mark mean and median rank of the positive; a mean beyond the axis stands in the legend only."""
+    mean, median = (row.ranks[0][name].mean for name in ("positive_rank", "positive_rank_median"))
+    if mean <= len(row.ranks):
         axis.axvline(mean, color=BLACK, linestyle="-.", linewidth=1.4, label=f"positive: mean {mean:.0f}")
     else:
         axis.plot([], [], "-.", color=BLACK, label=f"positive: mean {mean:.0f} (beyond)")
-    if median <= last:
+    if median <= len(row.ranks):
         axis.axvline(median, color=BLACK, linestyle=":", linewidth=1.2, label=f"positive: median {median:.0f}")
 
 
-def _sweep(answer: Answer, group: Group) -> Iterator[tuple[str, str, Figure]]:
-    """Figures 5 to 8: a point for each choice, and the spread of the paper's choice over seeds as the yardstick."""
-    lines = group.rows
-    figure, axis = _axes(3.4, f"top-1 on {group.title}, %")
-    joined = answer.experiment.draws == "sweep"
-    for score, color, marker, style in (("linear", BLUE, "o", "-"), ("knn", ORANGE, "D", "--")):
-        shown = [(place, line.cell(score)) for place, line in enumerate(lines) if line.cell(score).count]
-        if not shown:
-            continue
-        reference = next((line.cell(score) for line in lines if line.against is None), Cell())
-        if reference.deviation is not None:
-            low, high = reference.mean - reference.deviation, reference.mean + reference.deviation
-            axis.axhspan(low, high, color=color, alpha=0.12, linewidth=0)
-        axis.errorbar(
-            [place for place, _ in shown],
-            [cell.mean for _, cell in shown],
-            yerr=[cell.deviation or 0.0 for _, cell in shown],
-            fmt=f"{marker}{style if joined else ''}",
-            color=color,
-            capsize=3,
-            markersize=6,
-            label=_score_name(score),
-        )
-        for place, cell in shown:
-            _above(axis, place, cell.mean + (cell.deviation or 0.0), cell.mean)
-    axis.set_xticks(range(len(lines)), [_tick(line) for line in lines])
-    axis.set_xlim(-0.4, len(lines) - 0.6)
+def _draw_sweep(result: ExperimentResult, table: ResultTable) -> Figures:
+    """Figures 5 to 8: a point per choice, and the spread of the reference over seeds as a band."""
+    rows = table.method_rows
+    reference = next((row for row in rows if row.reference is None), None)
+    figure, axis = _axes(3.4, f"top-1 on {table.title}, %")
+    line = "-" if result.experiment.kind == "sweep" else ""
+    for score, color, marker, dash in (("linear", BLUE, "o", ""), ("knn", ORANGE, "D", "-")):
+        _plot_choices(axis, rows, reference, score, color, f"{marker}{line and line + dash}")
+    axis.set_xticks(range(len(rows)), [_tick_label(row) for row in rows])
+    axis.set_xlim(-0.4, len(rows) - 0.6)
     axis.margins(y=0.15)
-    axis.set_xlabel(answer.experiment.axis)
+    axis.set_xlabel(result.experiment.axis)
     _legend(figure, columns=2)
-    chosen = next((line for line in lines if line.against is None), None)
-    spread = bool(chosen) and any(cell.count > 1 for cell in chosen.scores.values())
-    bands = f"; bands are mean ± standard deviation of {chosen.title} over seeds" if spread else ""
-    yield "", f"{group.title}: per cent right of the test images{bands}.", figure
+    has_band = reference is not None and any(stats.count > 1 for stats in reference.scores.values())
+    bands = f"; bands are mean ± standard deviation of {reference.title} over seeds" if reference and has_band else ""
+    yield "", f"{table.title}: accuracy on the test images in percent{bands}.", figure
 
 
-def _tick(line: Line) -> str:
-    name = line.title if line.value is None else f"{line.value:g}"
-    return name if any(cell.count for cell in line.scores.values()) else f"{name}\n(missing)"
+def _plot_choices(
+    axis: Axes, rows: Sequence[ResultRow], reference: ResultRow | None, score: str, color: str, fmt: str
+) -> None:
+    """Plot one score of all rows, and the band of the reference."""
+    shown = [(place, row.score(score)) for place, row in enumerate(rows) if row.score(score).count]
+    if not shown:
+        return
+    band = reference.score(score) if reference else SeedStats()
+    if band.std is not None:
+        axis.axhspan(band.mean - band.std, band.mean + band.std, color=color, alpha=0.12, linewidth=0)
+    axis.errorbar(
+        [place for place, _ in shown],
+        [stats.mean for _, stats in shown],
+        yerr=[stats.std or 0.0 for _, stats in shown],
+        fmt=fmt,
+        color=color,
+        capsize=3,
+        markersize=6,
+        label=SCORE_NAMES[score],
+    )
+    for place, stats in shown:
+        _label_point(axis, place, stats.mean + (stats.std or 0.0), stats.mean)
 
 
-def _score_name(score: str) -> str:
-    return {"linear": "linear", "knn": "nearest neighbors"}[score]
+def _tick_label(row: ResultRow) -> str:
+    name = row.title if row.value is None else f"{row.value:g}"
+    return name if any(stats.count for stats in row.scores.values()) else f"{name}\n(missing)"
+
+
+_DRAW: dict[str, Callable[[ExperimentResult, ResultTable], Figures]] = {
+    "table": _draw_table,
+    "purity": _draw_purity,
+    "gradients": _draw_gradients,
+    "bars": _draw_sweep,
+    "sweep": _draw_sweep,
+}

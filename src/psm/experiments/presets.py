@@ -1,4 +1,4 @@
-"""The scales at which the experiments run, a row each. Imports nothing heavy."""
+"""Presets of the experiments, one row per scale. Imports nothing heavy."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -9,15 +9,15 @@ from psm.utils.errors import UserError, did_you_mean
 
 @dataclass(frozen=True)
 class Preset:
-    """What a scale sets for every run: keys of `psm pretrain`, and knn.* and linear.* of `psm evaluate`."""
+    """Settings of every run at one scale: keys of `psm pretrain`, and knn.* and linear.* of `psm evaluate`."""
 
     name: str
     title: str
-    takes: str  # a rough estimate, in words
+    takes: str  # rough duration, in words
     settings: Mapping[str, Any] = field(default_factory=dict)
     data: tuple[str, ...] | None = None  # None: the paper's data sets of each experiment
     seeds: tuple[int, ...] = (0,)
-    sweep_seeds: tuple[int, ...] = (0,)  # of the points of figures 5 to 8; their reference has all seeds
+    sweep_seeds: tuple[int, ...] = (0,)  # of the points of figures 5 to 8; their reference row has all seeds
 
 
 PRESETS: dict[str, Preset] = {
@@ -47,7 +47,7 @@ PRESETS: dict[str, Preset] = {
         ),
         Preset(
             "smoke",
-            "a check that everything runs: drawn images, a small encoder, one epoch; its numbers mean nothing",
+            "a check that everything runs: synthetic shapes, a small encoder, one epoch; its scores mean nothing",
             "roughly 8 seconds a run on one CPU core, 5 minutes for all",
             {
                 "images.limit": 128,

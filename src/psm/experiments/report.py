@@ -1,81 +1,75 @@
-"""A study as pages: one for each experiment and one for all, each a single file, tables and figures beside it."""
+"""A study as HTML pages, one per experiment and an index, with tables and figures as files beside them."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment
 
-from psm.experiments.aggregate import PURITY, Answer, Cell, Group, Line, headline, number, read_answers
-from psm.experiments.display import duration
+from psm.experiments.aggregate import (
+    PURITY_METRICS,
+    ExperimentResult,
+    ResultRow,
+    ResultTable,
+    SeedStats,
+    format_points,
+    format_stats,
+    headline,
+    load_results,
+)
+from psm.experiments.display import format_duration
 from psm.experiments.figures import Drawing, drawings
-from psm.experiments.results import Study, read_table, write_table
+from psm.experiments.results import Study, read_csv, write_csv
 from psm.reporting.templates import template_environment
 from psm.utils.errors import UserError
-from psm.utils.files import write_atomically, write_text_atomically
+from psm.utils.files import write_atomically
 
 
 @dataclass(frozen=True)
-class Shown:
-    """A figure as a page holds it."""
+class PageFigure:
+    """A figure as it is embedded in a page."""
 
     svg: str
     caption: str
 
 
 @dataclass(frozen=True)
-class Columns:
-    """A group as a table shows it."""
+class TableColumns:
+    """A table as a group of columns of a page."""
 
-    group: Group
-    note: str  # tells groups on the same data apart
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.group, name)
-
-    @property
-    def printed(self) -> bool:
-        return any(line.paper for line in self.group.lines)
-
-    @property
-    def other(self) -> str:
-        return "knn" if self.group.score == "linear" else "linear"
-
-    def of(self, title: str) -> Line | None:
-        return self.group.line(title)
+    table: ResultTable
+    note: str  # distinguishes tables on the same data
 
 
 def write_report(study: Study) -> Path:
-    """Write (or renew) all pages, tables and figures of a study below its report folder; gives the page for all."""
-    answers = read_answers(study)
-    if not answers:
+    """Write all pages, tables and figures of a study into its report folder; gives the index page."""
+    results = load_results(study)
+    if not results:
         raise UserError(f"out={study.folder} holds no results: `psm experiment run NAME... out={study.folder}` first.")
     environment = _environment()
-    entries = []
-    for answer in answers:
-        drawn = drawings(answer)
-        shown = [Shown(drawing.svg(), drawing.caption) for drawing in drawn]
-        files = [*_write_figures(study, drawn, shown), *_write_tables(study, answer)]
-        _write(
-            study, answer.name, environment.get_template("study-experiment.html").render(**_page(answer, shown, files))
-        )
-        first = shown[: max(1, len(shown)) if answer.experiment.draws != "table" else 2]
-        entries.append(_entry(answer, first))
-    return _write(
-        study, "index", environment.get_template("study-index.html").render(**_index(study, answers, entries))
-    )
+    summaries = []
+    for result in results:
+        drawn = drawings(result)
+        figures = [PageFigure(drawing.svg(), drawing.caption) for drawing in drawn]
+        files = [*_write_figures(study, drawn, figures), *_write_tables(study, result)]
+        page = environment.get_template("study-experiment.html").render(**_page(result, figures, files))
+        _write(study, result.name, page)
+        on_index = figures[:2] if result.experiment.kind == "table" else figures
+        summaries.append(_summary(result, on_index))
+    index = environment.get_template("study-index.html").render(**_index(study, results, summaries))
+    return _write(study, "index", index)
 
 
 def _environment() -> Environment:
     environment = template_environment()
-    environment.filters |= {"points": _points, "thousands": lambda count: f"{count:,}", "duration": duration}
+    environment.filters |= {
+        "points": format_points,
+        "thousands": lambda count: f"{count:,}",
+        "duration": format_duration,
+    }
     return environment
-
-
-def _points(value: float, signed: bool = False) -> str:
-    return (f"{value:+.2f}" if signed else f"{value:.2f}").replace("-", "−")
 
 
 def label(name: str) -> str:
@@ -83,181 +77,204 @@ def label(name: str) -> str:
     return re.sub(r"(\d+)$", r" \1", name).capitalize()
 
 
-def _columns(answer: Answer) -> list[Columns]:
-    """The groups with what tells those on the same data apart: what was trained, and for how long."""
-    data = [group.data for group in answer.groups]
-    notes = []
-    for group in answer.groups:
-        facts = group.facts
-        told = f"{facts['encoder']}, {facts['epochs']} epochs, " if facts else ""
-        notes.append(f"{told}protocol {group.protocol[:4]}" if data.count(group.data) > 1 else "")
-    return [Columns(group, note) for group, note in zip(answer.groups, notes, strict=True)]
+def _columns(result: ExperimentResult) -> list[TableColumns]:
+    """The tables, those on the same data with a note on encoder, epochs and protocol."""
+    data = [table.data for table in result.tables]
+    columns = []
+    for table in result.tables:
+        used = table.settings
+        trained = f"{used['encoder']}, {used['epochs']} epochs, " if used else ""
+        note = f"{trained}protocol {table.protocol[:4]}" if data.count(table.data) > 1 else ""
+        columns.append(TableColumns(table, note))
+    return columns
 
 
-def _named(group: Group, line: Line) -> dict[str, Any]:
-    return {"data": group.data, "protocol": group.protocol, "title": line.title}
-
-
-def _page(answer: Answer, shown: Sequence[Shown], files: Sequence[str]) -> dict[str, Any]:
-    groups = _columns(answer)
-    rows: dict[str, Line] = {}
-    for group in answer.groups:
-        for line in group.lines:
-            rows.setdefault(line.title, line)
-    compared = list(dict.fromkeys(line.against for line in rows.values() if line.against))
-    counts = [cell.count for group in answer.groups for line in group.rows for cell in line.scores.values()]
+def _page(result: ExperimentResult, figures: Sequence[PageFigure], files: Sequence[str]) -> dict[str, Any]:
+    """What the template of an experiment's page needs."""
+    columns = _columns(result)
+    rows: dict[str, ResultRow] = {}
+    for table in result.tables:
+        for row in table.rows:
+            rows.setdefault(row.title, row)
+    references = list(dict.fromkeys(row.reference for row in rows.values() if row.reference))
+    counts = [stats.count for table in result.tables for row in table.method_rows for stats in row.scores.values()]
     return {
-        "experiment": answer.experiment,
-        "label": label(answer.name),
-        "sentences": headline(answer),
-        "groups": groups,
+        "experiment": result.experiment,
+        "label": label(result.name),
+        "sentences": headline(result),
+        "columns": columns,
         "rows": [
-            {"title": title, "baseline": line.baseline, "reference": title in compared} for title, line in rows.items()
+            {"title": title, "is_baseline": row.is_baseline, "is_reference": title in references}
+            for title, row in rows.items()
         ],
-        "compared": compared[0] if len(compared) == 1 else "the same method without PNSM" if compared else "nothing",
-        "printed": any(group.printed for group in groups),
+        "reference": _reference_name(references),
+        "has_paper": any(table.has_paper for table in result.tables),
         "seeds": "–".join(map(str, sorted({min(counts), max(counts)}))) if counts else "",
-        "tabled": answer.experiment.draws in ("table", "bars", "sweep"),
-        "shown": shown,
-        "commands": _commands(answer),
+        "has_table": result.experiment.kind in ("table", "bars", "sweep"),
+        "figures": figures,
+        "commands": _commands(result),
         "files": files,
     }
 
 
-def _commands(answer: Answer) -> list[str]:
-    told = list(dict.fromkeys(command for group in answer.groups for command in group.commands))
-    return told or [f"psm experiment run {answer.name}"]
+def _reference_name(references: Sequence[str]) -> str:
+    """The row, or rows, that differences are taken to."""
+    if len(references) == 1:
+        return references[0]
+    return "the same method without PNSM" if references else "nothing"
 
 
-def _entry(answer: Answer, shown: Sequence[Shown]) -> dict[str, Any]:
-    experiment = answer.experiment
+def _commands(result: ExperimentResult) -> list[str]:
+    commands = list(dict.fromkeys(command for table in result.tables for command in table.commands))
+    return commands or [f"psm experiment run {result.name}"]
+
+
+def _summary(result: ExperimentResult, figures: Sequence[PageFigure]) -> dict[str, Any]:
+    """What the index says of an experiment."""
+    experiment = result.experiment
     return {
-        "name": answer.name,
-        "label": label(answer.name),
+        "name": result.name,
+        "label": label(result.name),
         "title": experiment.title,
         "question": experiment.question,
         "claim": experiment.claim,
-        "sentences": headline(answer),
-        "shown": shown,
+        "sentences": headline(result),
+        "figures": figures,
     }
 
 
-def _index(study: Study, answers: Sequence[Answer], entries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """What the page for all says: runs are counted once, however many experiments share them."""
-    known = {(row["run"], row["evaluated"]): row for row in read_table(study.table("results"))}
-    places = [row for row in read_table(study.table("plan")) if "/" not in row["run"]]
-    planned = {(row["run"], row["evaluated"]) for row in places}
-    failed = [row for row in read_table(study.table("failures")) if any(run == row["run"] for run, _ in planned)]
-    done = planned & known.keys()
-    protocols: dict[tuple[str, str], Group] = {}
-    for group in (group for answer in answers for group in answer.groups):
-        protocol = (group.data, group.protocol)
-        mine = {(row["run"], row["evaluated"]) for row in places if (row["data"], row["protocol"]) == protocol}
-        seconds = sum(float(known[key]["seconds"] or 0) for key in mine & done)
-        before = protocols.get(protocol)
-        if before is None or (group.facts and not before.facts):
-            protocols[protocol] = replace(group, runs=len(mine & done), planned=len(mine), seconds=seconds)
+def _index(study: Study, results: Sequence[ExperimentResult], summaries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What the template of the index needs. A run that several experiments share is counted once."""
+    measured = {(row["run"], row["evaluation_hash"]): row for row in read_csv(study.csv("results"))}
+    entries = [row for row in read_csv(study.csv("plan")) if "/" not in row["run"]]
+    planned = {(row["run"], row["evaluation_hash"]) for row in entries}
+    failed = [row for row in read_csv(study.csv("failures")) if any(run == row["run"] for run, _ in planned)]
+    done = planned & measured.keys()
+
+    def seconds(runs: set[tuple[str, str]]) -> float:
+        return sum(float(measured[key]["seconds"] or 0) for key in runs)
+
+    protocols: dict[tuple[str, str], ResultTable] = {}
+    for table in (table for result in results for table in result.tables):
+        protocol = (table.data, table.protocol)
+        runs = {(row["run"], row["evaluation_hash"]) for row in entries if (row["data"], row["protocol"]) == protocol}
+        earlier = protocols.get(protocol)
+        if earlier is None or (table.settings and not earlier.settings):
+            finished = runs & done
+            protocols[protocol] = replace(table, runs=len(finished), planned=len(runs), seconds=seconds(finished))
     return {
-        "entries": entries,
+        "experiments": summaries,
         "done": len(done),
         "planned": len(planned),
-        "missing": len(planned - known.keys()) - len(failed),
+        "missing": len(planned - measured.keys()) - len(failed),
         "failed": failed,
-        "seconds": sum(float(known[key]["seconds"] or 0) for key in done),
+        "seconds": seconds(done),
         "protocols": list(protocols.values()),
     }
 
 
-def _write_figures(study: Study, drawn: Sequence[Drawing], shown: Sequence[Shown]) -> list[str]:
+def _write_figures(study: Study, drawn: Sequence[Drawing], figures: Sequence[PageFigure]) -> list[str]:
     names = []
-    for drawing, page in zip(drawn, shown, strict=True):
-        png = drawing.png()
-        _write(study, drawing.name, page.svg, "svg")
-        write_atomically(study.report / f"{drawing.name}.png", lambda file, png=png: file.write(png))
+    for drawing, figure in zip(drawn, figures, strict=True):
+        _write(study, drawing.name, figure.svg, "svg")
+        _write(study, drawing.name, drawing.png(), "png")
         names += [f"{drawing.name}.svg", f"{drawing.name}.png"]
     return names
 
 
-def _write(study: Study, name: str, content: str, kind: str = "html") -> Path:
-    path = study.report / f"{name}.{kind}"
-    write_text_atomically(path, content)
+def _write(study: Study, name: str, content: str | bytes, suffix: str = "html") -> Path:
+    path = study.report / f"{name}.{suffix}"
+    encoded = content.encode() if isinstance(content, str) else content
+    write_atomically(path, lambda file: file.write(encoded))
     return path
 
 
-def _write_tables(study: Study, answer: Answer) -> list[str]:
-    """The numbers of an experiment as CSV and, where they are a table, as Markdown."""
-    rows = {"purity": _purity_rows, "gradients": _gradient_rows}.get(answer.experiment.draws, _table_rows)(answer)
-    write_table(study.report / f"{answer.name}.csv", rows)
-    if answer.experiment.draws in ("purity", "gradients"):
-        return [f"{answer.name}.csv"]
-    _write(study, answer.name, _markdown(answer), "md")
-    return [f"{answer.name}.md", f"{answer.name}.csv"]
+def _write_tables(study: Study, result: ExperimentResult) -> list[str]:
+    """Write the numbers of an experiment as CSV and, of a table, as Markdown; gives the file names."""
+    rows_of = {"purity": _purity_rows, "gradients": _gradient_rows}.get(result.experiment.kind, _score_rows)
+    write_csv(study.report / f"{result.name}.csv", list(rows_of(result)))
+    if result.experiment.kind in ("purity", "gradients"):
+        return [f"{result.name}.csv"]
+    _write(study, result.name, _markdown(result), "md")
+    return [f"{result.name}.md", f"{result.name}.csv"]
 
 
-def _table_rows(answer: Answer) -> list[dict[str, Any]]:
-    rows = []
-    for group in answer.groups:
-        for line in group.lines:
-            for score in dict.fromkeys(score for score, _ in line.scores) or ("linear",):
-                row = _named(group, line) | {"score": score}
-                for top in ("top1", "top5"):
-                    cell, difference = line.cell(score, top), line.difference(score, top)
-                    row |= {top: cell.mean, f"{top}_deviation": cell.deviation}
-                    row |= {f"{top}_difference": difference.mean, f"{top}_difference_deviation": difference.deviation}
-                row |= {"seeds": line.cell(score).count, "against": line.against}
-                if score == "linear" and line.paper:
-                    row |= {"paper_top1": line.paper[0], "paper_top5": line.paper[1]}
-                    if line.paper_differences:
-                        changes = [round(change, 2) for change in line.paper_differences]
-                        row |= {"paper_top1_difference": changes[0], "paper_top5_difference": changes[1]}
-                rows.append(row)
-    return rows
+def _row_columns(table: ResultTable, row: ResultRow) -> dict[str, Any]:
+    return {"data": table.data, "protocol": table.protocol, "title": row.title}
 
 
-def _purity_rows(answer: Answer) -> list[dict[str, Any]]:
-    rows = []
-    for group in answer.groups:
-        for line in group.rows:
-            for epoch in sorted({epoch for points in line.curves.values() for epoch in points}):
-                row = _named(group, line) | {"epoch": epoch}
-                for name in PURITY:
-                    cell = line.curves.get(name, {}).get(epoch, Cell())
-                    row |= {name: cell.mean, f"{name}_deviation": cell.deviation, "seeds": cell.count}
-                rows.append(row)
-    return rows
+def _stats_columns(name: str, stats: SeedStats) -> dict[str, float | None]:
+    return {name: stats.mean if stats.count else None, f"{name}_std": stats.std}
 
 
-def _gradient_rows(answer: Answer) -> list[dict[str, Any]]:
-    return [
-        _named(group, line) | {"rank": place + 1} | {name: cell.mean for name, cell in rank.items()}
-        for group in answer.groups
-        for line in group.rows
-        for place, rank in enumerate(line.ranks)
-    ]
+def _score_rows(result: ExperimentResult) -> Iterator[dict[str, Any]]:
+    """A CSV row per row of a table and kind of score."""
+    for table in result.tables:
+        for row in table.rows:
+            for kind in dict.fromkeys(kind for kind, _ in row.scores) or ("linear",):
+                yield _row_columns(table, row) | {"score": kind} | _score_columns(row, kind)
 
 
-def _markdown(answer: Answer) -> str:
-    """The table in Markdown, one for each data set and protocol."""
-    lines = [f"# {label(answer.name)}: {answer.experiment.title}", "", answer.experiment.question, ""]
-    for columns in _columns(answer):
-        group, printed = columns.group, columns.printed
+def _score_columns(row: ResultRow, kind: str) -> dict[str, Any]:
+    columns: dict[str, Any] = {}
+    for top in ("top1", "top5"):
+        columns |= _stats_columns(top, row.score(kind, top))
+        columns |= _stats_columns(f"{top}_difference", row.difference(kind, top))
+    columns |= {"seeds": row.score(kind).count, "reference": row.reference}
+    if kind == "linear" and row.paper:
+        columns |= {"paper_top1": row.paper[0], "paper_top5": row.paper[1]}
+        if row.paper_differences:
+            top1, top5 = (round(difference, 2) for difference in row.paper_differences)
+            columns |= {"paper_top1_difference": top1, "paper_top5_difference": top5}
+    return columns
+
+
+def _purity_rows(result: ExperimentResult) -> Iterator[dict[str, Any]]:
+    """A CSV row per epoch of each row."""
+    for table in result.tables:
+        for row in table.method_rows:
+            for epoch in sorted({epoch for points in row.curves.values() for epoch in points}):
+                columns = _row_columns(table, row) | {"epoch": epoch}
+                for name in PURITY_METRICS:
+                    stats = row.curves.get(name, {}).get(epoch, SeedStats())
+                    columns |= _stats_columns(name, stats) | {"seeds": stats.count}
+                yield columns
+
+
+def _gradient_rows(result: ExperimentResult) -> Iterator[dict[str, Any]]:
+    """A CSV row per rank of each row."""
+    for table in result.tables:
+        for row in table.method_rows:
+            for rank, columns in enumerate(row.ranks, start=1):
+                means = {name: stats.mean for name, stats in columns.items()}
+                yield _row_columns(table, row) | {"rank": rank} | means
+
+
+def _markdown(result: ExperimentResult) -> str:
+    """The tables in Markdown, with the headline and the commands that repeat the experiment."""
+    lines = [f"# {label(result.name)}: {result.experiment.title}", "", result.experiment.question, ""]
+    for columns in _columns(result):
         note = f" ({columns.note})" if columns.note else ""
-        lines += [f"## {group.title}{note}", ""]
-        paper = ["paper top-1", "paper top-5", "paper Δ"] if printed else []
-        main, other = group.score, columns.other
-        heads = ["", *paper, f"{main} top-1", f"{main} top-5", "Δ top-1", f"{other} top-1", "seeds"]
-        lines += [f"| {' | '.join(heads)} |", f"| --- {'| ---: ' * (len(heads) - 1)}|"]
-        for line in group.lines:
-            cells = []
-            if printed:
-                cells += [_points(x) for x in line.paper] if line.paper else ["", ""]
-                cells.append(_points(line.paper_differences[0], True) if line.paper_differences else "")
-            cells += [number(line.cell(main)), number(line.cell(main, "top5"))]
-            cells.append(number(line.difference(main), signed=True) if line.against else "")
-            cells += [number(line.cell(other)), f"{line.cell(main).count} of {line.planned}"]
-            lines.append(f"| {' | '.join([line.title, *cells])} |")
-        lines += ["", *(f"Not run yet: {missing}." for missing in group.missing)]
-        lines += [f"Failed: {row['title']}, seed {row['seed']}: {row['reason']}." for row in group.failed]
+        lines += [f"## {columns.table.title}{note}", "", *_markdown_table(columns.table), ""]
+        lines += [f"Not run yet: {missing}." for missing in columns.table.missing]
+        lines += [f"Failed: {row['title']}, seed {row['seed']}: {row['reason']}." for row in columns.table.failed]
         lines += [""]
-    lines += [*headline(answer), "", "Repeat it:", "", *(f"    {command}" for command in _commands(answer)), ""]
+    lines += [*headline(result), "", "Repeat it:", "", *(f"    {command}" for command in _commands(result)), ""]
     return "\n".join(lines)
+
+
+def _markdown_table(table: ResultTable) -> list[str]:
+    main, other = table.main_score, table.other_score
+    paper = ["paper top-1", "paper top-5", "paper Δ"] if table.has_paper else []
+    heads = ["", *paper, f"{main} top-1", f"{main} top-5", "Δ top-1", f"{other} top-1", "seeds"]
+    lines = [f"| {' | '.join(heads)} |", f"| --- {'| ---: ' * (len(heads) - 1)}|"]
+    for row in table.rows:
+        cells = []
+        if table.has_paper:
+            cells += [format_points(x) for x in row.paper] if row.paper else ["", ""]
+            cells.append(format_points(row.paper_differences[0], True) if row.paper_differences else "")
+        cells += [format_stats(row.score(main)), format_stats(row.score(main, "top5"))]
+        cells.append(format_stats(row.difference(main), signed=True) if row.reference else "")
+        cells += [format_stats(row.score(other)), f"{row.score(main).count} of {row.planned}"]
+        lines.append(f"| {' | '.join([row.title, *cells])} |")
+    return lines

@@ -1,35 +1,37 @@
-"""The files of a study: a record for each run, and from all of them the tables that pandas reads in one line.
+"""The files of a study: a JSON record per run, and CSV files made from all records.
 
     plan.csv       which run belongs to which row of which experiment
-    results.csv    a row for each score, with every setting
-    curves.csv     a row for each epoch of each run
-    gradients.csv  a row for each rank (figure 2)
+    results.csv    a row per score, with every setting
+    curves.csv     a row per epoch of each run
+    gradients.csv  a row per rank (figure 2)
     failures.csv   runs that failed and have not succeeded since
 
-Reports read these five and nothing else. Every file is replaced whole, so that a kill leaves no half of one.
+Reports read these five files only. Every file is replaced atomically.
 """
 
 import csv
 import io
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from psm.config.schema import MAY_CHANGE
-from psm.experiments.plan import Place, PlannedRun, data_name
+from psm.experiments.plan import PlanEntry, PlannedRun, data_name
 from psm.utils.files import write_text_atomically
 
 Row = dict[str, Any]
-ABOUT = ("run", "title", "method", "data", "seed")
-GRADIENTS = (  # what figure 2 is drawn from
+RUN_COLUMNS = ("run", "title", "method", "data", "seed", "evaluation_hash")
+DATA_COLUMNS = ("epochs", "batch_size", "encoder", "images", "test_images", "classes", "seconds", "date", "commit")
+MACHINE_COLUMNS = ("psm", "torch", "threads", "hardware")
+GRADIENT_COLUMNS = (  # needed to draw figure 2
     "similarity",
     *(
-        f"{loss}_{factor}_{moment}"
+        f"{loss}_{factor}_{statistic}"
         for loss in ("binary", "softmax")
         for factor in ("slope", "length")
-        for moment in ("mean", "variance")
+        for statistic in ("mean", "variance")
     ),
     *("same_class", "own_image", "positive_rank", "positive_rank_median"),
 )
@@ -43,7 +45,7 @@ class Study:
 
     @property
     def marker(self) -> Path:
-        """Says that the folder is a study's, and is what a suite that works in it locks."""
+        """Marks the folder as a study's; a suite that works in the folder locks this file."""
         return self.folder / ".psm-study"
 
     def run(self, name: str) -> Path:
@@ -52,13 +54,13 @@ class Study:
     def log(self, name: str) -> Path:
         return self.folder / "logs" / f"{name}.txt"
 
-    def record(self, name: str, evaluated: str) -> Path:
-        return self.folder / "records" / f"{name}.{evaluated}.json"
+    def record(self, name: str, evaluation_hash: str) -> Path:
+        return self.folder / "records" / f"{name}.{evaluation_hash}.json"
 
     def lock(self, name: str) -> Path:
         return self.folder / "locks" / name
 
-    def table(self, name: str) -> Path:
+    def csv(self, name: str) -> Path:
         return self.folder / f"{name}.csv"
 
     @property
@@ -76,86 +78,92 @@ def read_record(path: Path) -> dict[str, Any] | None:
 
 
 def write_record(path: Path, record: Mapping[str, Any]) -> None:
+    """Replace a run's record."""
     write_text_atomically(path, json.dumps(record, indent=1) + "\n")
 
 
-def finished(study: Study, run: PlannedRun) -> bool:
-    """Whether all that is wanted of a run is recorded."""
-    record = read_record(study.record(run.run, run.evaluated))
+def is_finished(study: Study, run: PlannedRun) -> bool:
+    """True if the scores of a run, and its gradients if wanted, are recorded."""
+    record = read_record(study.record(run.name, run.evaluation_hash))
     return record is not None and (not run.gradients or has_gradients(record))
 
 
 def has_gradients(record: Mapping[str, Any]) -> bool:
-    """Whether the gradients of figure 2 are recorded, and all that it is drawn from."""
-    ranks = record.get("gradients")
-    return bool(ranks) and set(GRADIENTS) <= ranks[0].keys()
+    """True if a record has all columns that figure 2 is drawn from."""
+    ranks: Sequence[Row] = record.get("gradients") or ()
+    return bool(ranks) and set(GRADIENT_COLUMNS) <= ranks[0].keys()
 
 
 def has_baselines(study: Study, run: PlannedRun) -> bool:
-    return read_record(study.record(run.baseline, run.evaluated)) is not None
+    """True if the baselines of a run's data set and seed are recorded."""
+    return read_record(study.record(run.baselines, run.evaluation_hash)) is not None
 
 
-def add_places(study: Study, places: Iterable[Place]) -> None:
-    """Note where runs belong. A row that was planned before under the same protocol is replaced, others stay."""
+def add_entries(study: Study, entries: Iterable[PlanEntry]) -> None:
+    """Add entries to plan.csv; an earlier entry of the same row, protocol and seed is replaced."""
     names = ("experiment", "data", "protocol", "title", "seed")
-    rows = {tuple(str(row.get(name)) for name in names): row for row in read_table(study.table("plan"))}
-    for place in places:
-        row = asdict(place)
+    rows: dict[tuple[str, ...], Row] = {
+        tuple(str(row.get(name)) for name in names): dict(row) for row in read_csv(study.csv("plan"))
+    }
+    for entry in entries:
+        row = asdict(entry)
         rows.pop(key := tuple(str(row[name]) for name in names), None)
         rows[key] = row
-    write_table(study.table("plan"), list(rows.values()))
+    write_csv(study.csv("plan"), list(rows.values()))
 
 
-def collect(study: Study) -> None:
-    """Write the tables anew from all records; rows of runs whose record is gone stay as they are."""
-    records = [read_record(path) for path in sorted((study.folder / "records").glob("*.json"))]
-    records = sorted((r for r in records if r), key=lambda record: str(record.get("date", "")))
-    known = {(record["run"], record["evaluated"]) for record in records}
-    for name, rows_of in (("results", _scores), ("curves", _curves), ("gradients", _gradients)):
+def collect_records(study: Study) -> None:
+    """Write the CSV files from all records; rows of runs whose record is gone are kept."""
+    found = (read_record(path) for path in sorted((study.folder / "records").glob("*.json")))
+    records = sorted((r for r in found if r is not None), key=lambda record: str(record.get("date", "")))
+    known = {(record["run"], record["evaluation_hash"]) for record in records}
+    for name, rows_of in (("results", _score_rows), ("curves", _curve_rows), ("gradients", _gradient_rows)):
         fresh = [row for record in records for row in rows_of(record)]
-        runs = known | {(row["run"], row["evaluated"]) for row in fresh}
-        kept = [row for row in read_table(study.table(name)) if (row.get("run"), row.get("evaluated")) not in runs]
+        runs = known | {(row["run"], row["evaluation_hash"]) for row in fresh}
+        kept = [row for row in read_csv(study.csv(name)) if (row.get("run"), row.get("evaluation_hash")) not in runs]
         if fresh or kept:
-            write_table(study.table(name), [*kept, *fresh])
+            write_csv(study.csv(name), [*kept, *fresh])
 
 
-def _about(record: Mapping[str, Any]) -> Row:
-    return {name: record[name] for name in (*ABOUT, "evaluated")} | {"data": data_name(record["data"])}
+def _run_columns(record: Mapping[str, Any]) -> Row:
+    return {name: record[name] for name in RUN_COLUMNS} | {"data": data_name(record["data"])}
 
 
-def _scores(record: Mapping[str, Any]) -> list[Row]:
-    facts = ("epochs", "batch_size", "encoder", "images", "test_images", "classes", "seconds", "date", "commit")
-    machine = ("psm", "torch", "threads", "hardware")
-    rows = []
-    for score in record["scores"]:
-        about = _about(record) | {"run": record["run"] if record["method"] else f"{record['run']}/{score['of']}"}
-        about |= {} if record["method"] else {"title": score["of"]}
-        measured = {"score": score["score"]} | {name: round(score[name], 4) for name in ("top1", "top5")}
-        rest = {name: record.get(name) for name in (*facts, *machine)}
-        settings = record["evaluation"] | {k: v for k, v in record["config"].items() if k not in MAY_CHANGE}
-        told = about | measured | rest
-        rows.append(told | {name: value for name, value in settings.items() if name not in told})
-    return rows
+def _score_rows(record: Mapping[str, Any]) -> list[Row]:
+    return [_score_row(record, score) for score in record["scores"]]
 
 
-def _curves(record: Mapping[str, Any]) -> list[Row]:
-    return [_about(record) | epoch for epoch in record.get("curves", ())]
+def _score_row(record: Mapping[str, Any], score: Mapping[str, Any]) -> Row:
+    """A score with the settings of its run; that of a baseline is named by the baseline."""
+    row = _run_columns(record)
+    if not record["method"]:
+        row |= {"run": f"{record['run']}/{score['of']}", "title": score["of"]}
+    row |= {"score": score["score"]} | {name: round(score[name], 4) for name in ("top1", "top5")}
+    row |= {name: record.get(name) for name in (*DATA_COLUMNS, *MACHINE_COLUMNS)}
+    settings = record["evaluation"] | {k: v for k, v in record["config"].items() if k not in MAY_CHANGE}
+    used = score.get("protocol", {})
+    settings |= {f"linear.{name}": used[name] for name in ("lr", "lr_grid") if name in used}
+    return row | {name: value for name, value in settings.items() if name not in row}
 
 
-def _gradients(record: Mapping[str, Any]) -> list[Row]:
-    return [_about(record) | rank for rank in record.get("gradients") or ()]
+def _curve_rows(record: Mapping[str, Any]) -> list[Row]:
+    return [_run_columns(record) | epoch for epoch in record.get("curves", ())]
 
 
-def read_table(path: Path) -> list[dict[str, str]]:
-    """The rows of a table, every value as text; none where there is no table."""
+def _gradient_rows(record: Mapping[str, Any]) -> list[Row]:
+    return [_run_columns(record) | rank for rank in record.get("gradients") or ()]
+
+
+def read_csv(path: Path) -> list[dict[str, str]]:
+    """The rows of a CSV file, every value as text; none where there is no file."""
     if not path.exists():
         return []
     with path.open(newline="", encoding="utf-8") as file:
         return list(csv.DictReader(file))
 
 
-def write_table(path: Path, rows: list[Mapping[str, Any]]) -> None:
-    """A table with all columns that occur, in the order in which they first do."""
+def write_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Replace a CSV file; its columns are the union of the rows' keys, in order of first occurrence."""
     columns = list(dict.fromkeys(name for row in rows for name in row))
     stream = io.StringIO(newline="")
     writer = csv.DictWriter(stream, columns, restval="", lineterminator="\n")

@@ -1,7 +1,7 @@
-"""One run of a suite in a process of its own: train or resume it, score it, measure it, record it.
+"""One run of a suite in its own process: train or resume it, score it, measure its gradients, write its record.
 
-Started by the suite as `python -m psm.experiments.worker` with a job as JSON on its standard input. Leaves when the
-suite is gone, so that no run is trained by two processes.
+Started by the suite as `python -m psm.experiments.worker` with a job as JSON on standard input. Exits when the suite
+is gone, so that no run is trained by two processes.
 """
 
 import json
@@ -30,13 +30,13 @@ from psm.utils.run_folder import RunFolder
 
 @dataclass(frozen=True)
 class Job:
-    """What a worker is given."""
+    """The work of one worker process."""
 
-    out: str
+    out: str  # folder of the study
     run: PlannedRun
-    baselines: bool  # whether it also scores raw pixels and an untrained encoder
+    baselines: bool  # whether to score raw pixels and an untrained encoder too
     commit: str
-    suite: int  # the process to leave with
+    suite_pid: int  # the worker exits with this process
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -48,9 +48,9 @@ class Job:
 
 
 def main() -> int:
-    """0 when the run is recorded, 1 when it failed; what went wrong is the last line on stderr."""
+    """Exit code 0 if the run is recorded, 1 if it failed; the reason is the last line on stderr."""
     job = Job.from_json(sys.stdin.read())
-    _leave_with(job.suite)
+    _exit_with(job.suite_pid)
     keep_freed_memory()
     logging.basicConfig(level=logging.WARNING, format="psm: %(message)s")
     try:
@@ -63,11 +63,11 @@ def main() -> int:
 
 
 def work(job: Job) -> None:
-    """Do what is left to do of a run; whatever another process began and left is continued."""
+    """Train and score a run, continuing what another process began."""
     study = Study(Path(job.out))
-    lock = study.lock(job.run.run)
+    lock = study.lock(job.run.name)
     lock.parent.mkdir(parents=True, exist_ok=True)
-    with locked(lock):  # a worker whose suite was killed may need a moment to notice
+    with locked(lock):  # a worker whose suite was killed may need a moment to exit
         _train(study, job.run)
         _score(study, job)
 
@@ -75,12 +75,12 @@ def work(job: Job) -> None:
 def _train(study: Study, run: PlannedRun) -> None:
     from psm.training.pretrain import run_pretraining
 
-    if not _trained(RunFolder(study.run(run.run)), run.epochs):
-        run_pretraining(run.settings, {"out": str(study.run(run.run)), "resume": "auto", "progress": False})
+    if not _is_trained(RunFolder(study.run(run.name)), run.epochs):
+        run_pretraining(run.settings, {"out": str(study.run(run.name)), "resume": "auto", "progress": False})
 
 
-def _trained(run: RunFolder, epochs: int) -> bool:
-    """The encoder is written once a run is complete."""
+def _is_trained(run: RunFolder, epochs: int) -> bool:
+    """True if the encoder of the last epoch was written."""
     try:
         return run.encoder.exists() and json.loads(run.info.read_text())["epoch"] == epochs
     except (OSError, ValueError, KeyError):
@@ -88,38 +88,43 @@ def _trained(run: RunFolder, epochs: int) -> bool:
 
 
 def _score(study: Study, job: Job) -> None:
+    """Write the records of a run and, if asked for, of the baselines."""
     run = job.run
-    path, baselines = study.record(run.run, run.evaluated), study.record(run.baseline, run.evaluated)
+    path, baselines = (study.record(name, run.evaluation_hash) for name in (run.name, run.baselines))
     record = read_record(path)
     if record is None or (job.baselines and read_record(baselines) is None):
         scores = _evaluate(study, job)
-        about = _about(study, job, scores[-1]["protocol"])
+        about = _run_description(study, job, scores[-1]["protocol"])
         if job.baselines:
-            shown = {
-                "run": run.baseline,
-                "title": "baselines",
-                "method": "",
-                "seconds": None,
-                "curves": [],
-                "epochs": 0,
-            }
-            of = [score for score in scores if score["of"] in BASELINES]
-            write_record(baselines, about | shown | {"scores": of})
+            write_record(baselines, _baselines_record(about, run, scores))
         record = about | {"scores": [score for score in scores if score["of"] not in BASELINES]}
     if run.gradients and not has_gradients(record):
         record["gradients"] = _gradients(study, run)
     write_record(path, record)
 
 
+def _baselines_record(about: dict[str, Any], run: PlannedRun, scores: list[dict[str, Any]]) -> dict[str, Any]:
+    """The record of the baselines: that of the run without a method and its training."""
+    untrained: dict[str, Any] = {
+        "run": run.baselines,
+        "title": "baselines",
+        "method": "",
+        "seconds": None,
+        "curves": [],
+        "epochs": 0,
+    }
+    return about | untrained | {"scores": [score for score in scores if score["of"] in BASELINES]}
+
+
 def _evaluate(study: Study, job: Job) -> list[dict[str, Any]]:
+    """The scores of a run, without paths of this machine in their protocols."""
     from psm.evaluation.evaluate import run_evaluation
 
-    keys = {"checkpoint": str(study.run(job.run.run)), "baselines": job.baselines, "progress": False}
+    keys = {"checkpoint": str(study.run(job.run.name)), "baselines": job.baselines, "progress": False}
     scores = [asdict(score) for score in run_evaluation(job.run.evaluation, keys).scores]
-    # A record tells what was measured, not where on this machine: it can be kept and sent.
-    places = ("checkpoint", "data", "images")
+    paths = ("checkpoint", "data", "images")
     return [
-        score | {"protocol": {key: value for key, value in score["protocol"].items() if key not in places}}
+        score | {"protocol": {key: value for key, value in score["protocol"].items() if key not in paths}}
         for score in scores
     ]
 
@@ -129,24 +134,24 @@ def _gradients(study: Study, run: PlannedRun) -> list[dict[str, Any]]:
     from psm.data import load_dataset
     from psm.evaluation.gradient_ranks import gradient_ranks
 
-    folder = RunFolder(study.run(run.run))
+    folder = RunFolder(study.run(run.name))
     config = load_run_config(folder)
     return gradient_ranks(folder.checkpoint, load_dataset(config.data, config.images, progress=False))
 
 
-def _about(study: Study, job: Job, protocol: dict[str, Any]) -> dict[str, Any]:
-    """All that a record says beside its numbers: what was run, on what, how long it took."""
+def _run_description(study: Study, job: Job, protocol: dict[str, Any]) -> dict[str, Any]:
+    """A record without its scores: settings, data, machine, duration and metrics of the run."""
     import torch
 
     from psm.config import merge as settings
     from psm.config.stored import load_run_config
 
-    run = RunFolder(study.run(job.run.run))
+    run = RunFolder(study.run(job.run.name))
     config = dict(settings.flatten(settings.to_dict(load_run_config(run)))) | {"data": data_name(job.run.data)}
     curves = read_lines(run.metrics)
     return {
-        "run": job.run.run,
-        "evaluated": job.run.evaluated,
+        "run": job.run.name,
+        "evaluation_hash": job.run.evaluation_hash,
         "title": job.run.title,
         "method": job.run.method,
         "data": config["data"],
@@ -171,7 +176,7 @@ def _about(study: Study, job: Job, protocol: dict[str, Any]) -> dict[str, Any]:
 
 
 def hardware() -> str:
-    """The machine in a few words: its GPU, or its CPU."""
+    """Name of the GPU, or of the CPU, and number of cores."""
     import torch
 
     cores = f"{os.cpu_count()} cores"
@@ -186,11 +191,11 @@ def hardware() -> str:
     return f"{name}, {cores}"
 
 
-def _leave_with(suite: int) -> None:
-    """End this process soon after the one that started it has ended, however that ended."""
+def _exit_with(suite_pid: int) -> None:
+    """Exit soon after the suite's process has ended, however it ended."""
 
     def watch() -> None:
-        while os.getppid() == suite:
+        while os.getppid() == suite_pid:
             time.sleep(0.5)
         os._exit(1)
 

@@ -163,6 +163,8 @@ class NegativeSource(Part, ABC):
     """Base of the negative sources: call with a batch and its positives to get the candidates."""
 
     needs_bank = False  # True: the candidates come from the memory bank
+    anchor_name = "query"  # what their similarity is measured to, as pages call it
+    has_synthetic = False  # True: some negatives come from no image
 
     @abstractmethod
     def __call__(self, batch: MiningBatch, positives: Positives) -> Candidates:
@@ -213,6 +215,8 @@ class PositiveNegatives(NegativeSource):
 class QueryNegatives(NegativeSource):
     """NNCLR: the softmax runs over the predictions of the batch for each positive."""
 
+    anchor_name = "positive"
+
     def __call__(self, batch: MiningBatch, positives: Positives) -> Candidates:
         return batch_candidates(batch.query[:, None], batch)
 
@@ -251,6 +255,7 @@ class MochiNegatives(NegativeSource):
     """MoCHi: the rows of the memory bank and synthetic ones mixed from each query's hardest rows."""
 
     needs_bank = True
+    has_synthetic = True
     num_hard: int = setting(1024, "how many of a query's hardest rows are mixed", at_least=1)
     num_mix: int = setting(1024, "synthetic negatives from pairs of those rows", at_least=0)
     num_mix_query: int = setting(128, "synthetic negatives from those rows and the query", at_least=0)

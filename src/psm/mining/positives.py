@@ -30,6 +30,8 @@ class Positives(NamedTuple):
 class PositiveRule(Part, ABC):
     """Base of the positive rules: call with a batch to get its positives."""
 
+    first_name = "key"  # the first positive, as pages call it
+
     @property
     def num_mined(self) -> int:
         """How many bank rows are mined for a query."""
@@ -64,6 +66,8 @@ class ViewPositives(PositiveRule):
 @dataclass(frozen=True)
 class NearestPositives(PositiveRule):
     """NNCLR: one positive, the bank row nearest to the key; the key itself while the bank has no usable row."""
+
+    first_name = "mined positive"
 
     @property
     def num_mined(self) -> int:

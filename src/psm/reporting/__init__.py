@@ -1,1 +1,1 @@
-"""Tables in the terminal, pages for a browser."""
+"""Reports: tables on the terminal and HTML pages."""

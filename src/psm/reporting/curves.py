@@ -1,4 +1,4 @@
-"""Curves of a run as SVG, in colors that color-blind readers can tell apart."""
+"""Curves of a run's metrics as SVG."""
 
 import io
 from collections.abc import Sequence
@@ -10,45 +10,46 @@ from matplotlib.ticker import MaxNLocator
 from psm.reporting.style import BLUE, GRAY, GREEN, ORANGE
 
 
-class Line(NamedTuple):
-    """One curve: a name of metrics.jsonl, what it is called, how it is drawn."""
+class Curve(NamedTuple):
+    """One curve: the metric, its label, color and line style."""
 
-    name: str
+    metric: str  # name in metrics.jsonl
     label: str
     color: str
     style: str = "-"
 
 
-CURVES = {
-    "Loss": (Line("loss", "loss", BLUE), Line("chance", "guessing", GRAY, "--")),
-    "Nearest neighbors, % right": (Line("knn", "top-1", ORANGE),),
-    "Effective rank of the features": (Line("effective_rank", "effective rank", GREEN),),
+PANELS = {  # title -> curves
+    "Loss": (Curve("loss", "loss", BLUE), Curve("chance", "guessing", GRAY, "--")),
+    "kNN top-1, %": (Curve("knn", "top-1", ORANGE),),
+    "Effective rank of the features": (Curve("effective_rank", "effective rank", GREEN),),
     "Mining": (
-        Line("mined_similarity", "similarity of mined positives", BLUE),
-        Line("negatives_kept", "share of negatives kept", ORANGE),
-        Line("bank_fill", "bank filled", GRAY, "--"),
+        Curve("mined_similarity", "similarity of mined positives", BLUE),
+        Curve("negatives_kept", "share of negatives kept", ORANGE),
+        Curve("bank_fill", "bank filled", GRAY, "--"),
     ),
 }
 
-
-def curves(metrics: Sequence[dict[str, Any]]) -> list[str]:
-    """Loss, nearest-neighbor score, rank of the features and mining over the epochs, an SVG element each."""
-    return [_curve(title, lines, metrics) for title, lines in CURVES.items() if _measured(lines, metrics)]
+Metrics = Sequence[dict[str, Any]]  # the records of metrics.jsonl
 
 
-def _measured(lines: Sequence[Line], metrics: Sequence[dict[str, Any]]) -> bool:
-    return any(line.name in record for line in lines for record in metrics)
+def draw_curves(metrics: Metrics) -> list[str]:
+    """Loss, kNN accuracy, effective rank and mining over the epochs, an SVG element each; unmeasured ones left out."""
+    return [
+        _draw_panel(title, curves, metrics)
+        for title, curves in PANELS.items()
+        if any(curve.metric in record for curve in curves for record in metrics)
+    ]
 
 
-def _curve(title: str, lines: Sequence[Line], metrics: Sequence[dict[str, Any]]) -> str:
+def _draw_panel(title: str, curves: Sequence[Curve], metrics: Metrics) -> str:
     figure = Figure(figsize=(5.4, 2.9), layout="constrained")
     axis = figure.subplots()
-    for line in lines:
-        points = [(record["epoch"], record[line.name]) for record in metrics if line.name in record]
+    for curve in curves:
+        points = [(record["epoch"], record[curve.metric]) for record in metrics if curve.metric in record]
         if points:
-            axis.plot(
-                *zip(*points, strict=True), line.style, color=line.color, label=line.label, marker="o", markersize=3
-            )
+            epochs, values = zip(*points, strict=True)
+            axis.plot(epochs, values, curve.style, color=curve.color, label=curve.label, marker="o", markersize=3)
     axis.set_title(title, fontsize=11)
     axis.set_xlabel("epoch")
     axis.xaxis.set_major_locator(MaxNLocator(integer=True))

@@ -1,9 +1,10 @@
-"""A run as one page that can be opened anywhere: curves, scores, and what was mined."""
+"""The page of a run: curves, scores and mined samples in one HTML file."""
 
 import base64
 import io
 import logging
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -12,7 +13,7 @@ from psm.config.stored import load_run_config
 from psm.data import ImageDataset, load_dataset
 from psm.evaluation.mining_analysis import MinedQuery, mined_samples
 from psm.methods.build import method_title
-from psm.reporting.curves import curves
+from psm.reporting.curves import draw_curves
 from psm.reporting.templates import template_environment
 from psm.utils.errors import UserError
 from psm.utils.files import read_lines, write_text_atomically
@@ -24,20 +25,16 @@ QUERIES = 8
 
 
 def write_page(folder: Path | str, data: ImageDataset | None = None) -> Path:
-    """Write (or renew) report.html of a run folder. ``data`` saves loading the images again."""
+    """Write report.html of a run folder, replacing an earlier one. ``data`` avoids loading the images again."""
     run = RunFolder(Path(folder))
     config = load_run_config(run)
     metrics, scores = read_lines(run.metrics), read_lines(run.scores)
-    images: dict[int, str] = {}
     queries: list[MinedQuery] = []
     try:
         data = data or load_dataset(config.data, config.images, progress=False)
         if run.checkpoint.exists() and config.encoder != "custom":
-            chosen = evenly_spaced(len(data.train), QUERIES)
-            found = mined_samples(run.checkpoint, data, chosen)
-            queries = [query for query in found if query.positives or query.negatives]
-            images = _images(data, queries) if queries else {}
-    except UserError as error:  # the page is worth having without images
+            queries = _mined_queries(run.checkpoint, data)
+    except UserError as error:  # the page is useful without images
         log.warning("the page has no images: %s", error)
     page = (
         template_environment()
@@ -47,11 +44,11 @@ def write_page(folder: Path | str, data: ImageDataset | None = None) -> Path:
             config=config,
             folder=run.folder.name,
             settings=settings.to_yaml(config),
-            curves=curves(metrics),
+            curves=draw_curves(metrics),
             last=metrics[-1] if metrics else {},
-            scores=_newest(scores),
+            scores=_newest_scores(scores),
             queries=queries,
-            images=images,
+            images=_image_urls(data, queries) if data and queries else {},
             classes=data.classes if data else (),
             labels=data.train.labels if data else None,
         )
@@ -60,21 +57,29 @@ def write_page(folder: Path | str, data: ImageDataset | None = None) -> Path:
     return run.page
 
 
-def _newest(scores: list[dict]) -> list[dict]:
-    """The newest score of each thing, as rows with both scores."""
-    rows: dict[str, dict] = {}
+def _mined_queries(checkpoint: Path, data: ImageDataset) -> list[MinedQuery]:
+    """Samples mined for some evenly spaced training images; empty for a method without positives and negatives."""
+    chosen = evenly_spaced(len(data.train), QUERIES)
+    found = mined_samples(checkpoint, data, chosen)
+    return [query for query in found if query.positives or query.negatives]
+
+
+def _newest_scores(scores: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """A row per scored encoder or baseline, with its newest score of each kind."""
+    rows: dict[str, dict[str, Any]] = {}
     for score in scores:
         rows.setdefault(score["of"], {"of": score["of"]})[score["score"]] = score
     return list(rows.values())
 
 
-def _images(data: ImageDataset, queries: list[MinedQuery]) -> dict[int, str]:
-    """Every image on the page, once, as a data URL."""
+def _image_urls(data: ImageDataset, queries: list[MinedQuery]) -> dict[int, str]:
+    """Data URLs of all images on the page, by image id."""
     from PIL import Image
 
-    wanted = sorted({q.image for q in queries} | {s.image for q in queries for s in (*q.positives, *q.negatives)})
+    samples = [sample for query in queries for sample in (*query.positives, *query.negatives)]
+    ids = sorted({query.image for query in queries} | {sample.image for sample in samples})
     urls = {}
-    for index, pixels in zip(wanted, data.train.take(torch.tensor(wanted)), strict=True):
+    for index, pixels in zip(ids, data.train.take(torch.tensor(ids)), strict=True):
         stream = io.BytesIO()
         Image.fromarray(pixels.permute(1, 2, 0).numpy()).save(stream, "PNG", optimize=True)
         urls[index] = "data:image/png;base64," + base64.b64encode(stream.getvalue()).decode()

@@ -1,4 +1,4 @@
-"""Tables on the terminal: methods, data sets, scores."""
+"""Tables on the terminal: methods, data sets and scores."""
 
 from collections.abc import Iterable
 from dataclasses import fields
@@ -13,17 +13,19 @@ from psm.methods import KINDS, METHODS, MethodSpec, find_method
 from psm.utils.errors import UserError
 
 if TYPE_CHECKING:
+    from psm.data import ImageDataset
     from psm.evaluation.evaluate import Score
 
 
 def methods_table() -> None:
+    """Print the table of all methods."""
     table = Table("method", "networks", "positives", "negatives", "weighting", "objective", title="Methods")
     for row in METHODS.values():
-        table.add_row(row.name, *describe(row.spec))
+        table.add_row(row.name, *_describe_parts(row.spec))
     Console().print(table)
 
 
-def describe(method: MethodSpec) -> tuple[str, ...]:
+def _describe_parts(method: MethodSpec) -> tuple[str, ...]:
     """Networks, positives, negatives, weighting and objective of a method in a few words each."""
     networks = "online + EMA" if method.target.enabled else "one"
     negatives = ", ".join(filter(None, (method.negatives.describe(), method.sampler.describe())))
@@ -41,7 +43,7 @@ def describe(method: MethodSpec) -> tuple[str, ...]:
 
 
 def method_table(name: str) -> None:
-    """Every setting of a method with its value and meaning."""
+    """Print every setting of a method with its value and meaning."""
     method = find_method(name)
     table = Table("key", "value", "meaning", title=method.title, caption=method.reference)
     for group in fields(method.spec):
@@ -57,7 +59,7 @@ def method_table(name: str) -> None:
 
 
 def scores_table(scores: Iterable["Score"]) -> None:
-    """A row for each thing that was scored, a column for each score."""
+    """Print a row per encoder or baseline and a column per score."""
     scores = list(scores)
     kinds = list(dict.fromkeys(score.score for score in scores))
     protocol = scores[-1].protocol
@@ -73,6 +75,7 @@ def scores_table(scores: Iterable["Score"]) -> None:
 
 
 def published_table() -> None:
+    """Print the data sets that are known by name."""
     from psm.data.registry import list_datasets
 
     rows = list_datasets()
@@ -83,8 +86,11 @@ def published_table() -> None:
 
 
 def data_table(config: DataConfig) -> None:
+    """Print the content of a data set, and write a contact sheet if asked for."""
     from psm.data import load_dataset
 
+    if config.data is None:
+        raise UserError("data= is missing: name a data set or a folder of images.")
     sheet = Path(config.sheet).expanduser() if config.sheet else None
     if sheet:
         _check_sheet(sheet)
@@ -99,7 +105,7 @@ def data_table(config: DataConfig) -> None:
     for file, reason in data.unreadable[:20]:
         print(f"unreadable: {file}: {reason}")
     if sheet:
-        _sheet(data, sheet)
+        _write_sheet(data, sheet)
 
 
 def _check_sheet(path: Path) -> None:
@@ -111,16 +117,17 @@ def _check_sheet(path: Path) -> None:
         raise UserError(f"sheet={path} cannot be written: {error.strerror}.") from None
 
 
-def _sheet(data, path: Path) -> None:
-    """A contact sheet: rows of images, a row a class where labels exist."""
+def _write_sheet(data: "ImageDataset", path: Path) -> None:
+    """Write a contact sheet: rows of images, one row per class where labels exist."""
     import torch
     from PIL import Image
 
     from psm.utils.indices import evenly_spaced
 
     columns = 16
-    if data.classes:
-        rows = [(data.train.labels == c).nonzero().flatten()[:columns] for c in range(min(len(data.classes), 20))]
+    labels = data.train.labels
+    if labels is not None:
+        rows = [(labels == c).nonzero().flatten()[:columns] for c in range(min(len(data.classes), 20))]
     else:
         rows = list(evenly_spaced(len(data.train), 8 * columns).split(columns))
     size = data.size + 2

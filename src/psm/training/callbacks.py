@@ -15,7 +15,7 @@ from torch import Tensor
 from psm.config.schema import KnnConfig
 from psm.data import ImageDataset, ImageStore
 from psm.evaluation.features import extract
-from psm.evaluation.scores import knn
+from psm.evaluation.knn import knn_accuracy
 from psm.mining.purity import SERVED, finalize
 from psm.training.health import HEALTH, divergence, feature_health, health_warnings
 from psm.training.module import PretrainModule
@@ -119,7 +119,7 @@ class MetricsCallback(lightning.Callback):
         assert self.data.test is not None
         train = self._features(module, self.data.train, monitor.images)
         test = self._features(module, self.data.test, monitor.test_images)
-        return knn(*train, *test, len(self.data.classes), KnnConfig()).top1
+        return knn_accuracy(*train, *test, len(self.data.classes), KnnConfig()).top1
 
     @staticmethod
     def _features(module: PretrainModule, images: ImageStore, most: int) -> tuple[Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""The mining inspector: a page where one picks a query and sees what was mined for it, right and wrong."""
+"""The mining inspector: an HTML page that shows the positives and negatives mined for each query."""
 
 import os
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ from psm.data import ImageDataset, load_dataset
 from psm.data.same_images import image_difference
 from psm.data.stats import channel_statistics
 from psm.methods.plugins import load_plugins
-from psm.reporting.inspector.facts import Facts, choose, gather
+from psm.reporting.inspector.collect import InspectionData, choose, collect
 from psm.reporting.inspector.page import render
 from psm.utils.checkpoint_file import read_checkpoint
 from psm.utils.errors import UserError
@@ -26,21 +26,25 @@ from psm.utils.run_folder import RunFolder
 
 @dataclass(frozen=True)
 class Inspection:
-    """The page that was written, the facts on it, and what its reader should know."""
+    """The page that was written, its data, and remarks for the user."""
 
     page: Path
-    facts: Facts
+    data: InspectionData
     remarks: list[str]
 
 
 def inspect(
     run: str | Path, data: str | Path | ImageDataset | None = None, encoder: nn.Module | None = None, **keys: Any
 ) -> Inspection:
-    """Write a page that shows what a run mined; the keys are those of `psm inspect`, nested ones as dictionaries.
+    """Write a page that shows the samples that a run mined.
 
     >>> psm.inspect("runs/a", queries=100).page  # doctest: +SKIP
 
-    ``encoder`` receives the weights where the run was given a network of the user's own.
+    Args:
+        run: run folder.
+        data: name or folder of the run's images, or a loaded data set; by default the data of the run.
+        encoder: receives the weights where the run was given a module instead of a name.
+        keys: those of `psm inspect`, nested ones as dictionaries.
     """
     given = {**keys, "run": str(run)}
     if isinstance(data, (str, Path)):
@@ -51,22 +55,22 @@ def inspect(
 def run_inspection(
     *overrides: Mapping[str, Any], data: ImageDataset | None = None, encoder: nn.Module | None = None
 ) -> Inspection:
-    """Inspect as the merged overrides say; ``data`` stands in for what its key names."""
-    asked = settings.build(InspectConfig, *overrides)
-    load_plugins(asked.plugins)
-    _check(asked)
-    run = _found(asked.run)
-    page = _page(run, asked)
+    """Inspect by the merged overrides; a given ``data`` replaces the one that its key names."""
+    first = settings.build(InspectConfig, *overrides)
+    load_plugins(first.plugins)
+    _check(first)
+    run = _find_run(first.run)
+    page = _page_path(run, first)
     checkpoint = read_checkpoint(run.checkpoint)
     trained = load_run_config(checkpoint)
     if trained.encoder == "custom" and encoder is None:
         raise UserError(
-            f"run={run.folder} trained a network of its user's own, which cannot be rebuilt from it: call psm.inspect "
-            "from Python with that network as encoder=."
+            f"run={run.folder} trained an encoder given as a module, which cannot be rebuilt from it: call psm.inspect "
+            "from Python with that module as encoder=."
         )
     config = settings.build(InspectConfig, *overrides, base=InspectConfig(images=trained.images))
     data = data or load_dataset(config.data or trained.data, config.images, config.progress)
-    _refuse_other_images(run, checkpoint["psm"], data, config.data or trained.data)
+    _check_images(run, checkpoint["psm"], data, config.data or trained.data)
     queries = choose(data.train, config.queries, config.seed, "inspected queries")
     others = choose(data.train, config.others, config.seed, "inspected others")
     checkpoints = [*run.snapshots, run.checkpoint]
@@ -78,27 +82,25 @@ def run_inspection(
             done += count
             show(done)
 
-        facts = gather(checkpoints, data.train, queries, others, config.negatives, encoder, advance)
-    content = render(facts, data, trained, run.folder.resolve().name)
+        collected = collect(checkpoints, data.train, queries, others, config.negatives, encoder, advance)
+    content = render(collected, data, trained, run.folder.resolve().name)
     try:
         write_text_atomically(page, content)
     except OSError as error:
         raise UserError(f"out={page} cannot be written: {error.strerror}.") from None
-    return Inspection(page, facts, _remarks(facts, trained))
+    return Inspection(page, collected, _remarks(collected, trained))
 
 
-def _remarks(facts: Facts, trained: PretrainConfig) -> list[str]:
+def _remarks(collected: InspectionData, trained: PretrainConfig) -> list[str]:
     remarks = []
-    if not facts.method.num_mined:
-        remarks.append(f"{trained.method} mines no positives: the page shows the nearest images that it could mine.")
-    if len(facts.epochs) == 1:
-        remarks.append(
-            "one epoch to look at: train with save.snapshots=5 to keep a checkpoint every five, and see mining change."
-        )
+    if not collected.method.num_mined:
+        remarks.append(f"{trained.method} mines no positives: the page shows the nearest images that could be mined.")
+    if len(collected.epochs) == 1:
+        remarks.append("one epoch to look at: train with save.snapshots=5 to keep a checkpoint every five epochs.")
     return remarks
 
 
-def _found(given: str) -> RunFolder:
+def _find_run(given: str) -> RunFolder:
     if not given:
         raise UserError("run= is missing: give a run folder, for example psm inspect runs/a.")
     run = RunFolder(Path(given).expanduser())
@@ -106,13 +108,13 @@ def _found(given: str) -> RunFolder:
         kind = "is a file" if run.folder.exists() else "does not exist"
         raise UserError(f"run={given} {kind}: give the folder that psm pretrain wrote, its out=.")
     if not run.checkpoint.exists():
-        said = "has no checkpoint yet: wait for its first epoch" if run.config.exists() else "is not a run folder"
-        raise UserError(f"run={given} {said}; checkpoints/{run.checkpoint.name} is looked for.")
+        problem = "has no checkpoint yet: wait for its first epoch" if run.config.exists() else "is not a run folder"
+        raise UserError(f"run={given} {problem}; checkpoints/{run.checkpoint.name} is looked for.")
     return run
 
 
-def _page(run: RunFolder, config: InspectConfig) -> Path:
-    """Where the page goes; refused before anything is computed if it cannot go there."""
+def _page_path(run: RunFolder, config: InspectConfig) -> Path:
+    """Path of the page; refused before anything is computed if it cannot be written."""
     page = Path(config.out).expanduser() if config.out else run.inspection
     if page.is_dir():
         raise UserError(f"out={page} is a folder: name a file, for example out={page / 'inspect.html'}.")
@@ -124,8 +126,8 @@ def _page(run: RunFolder, config: InspectConfig) -> Path:
     return page
 
 
-def _refuse_other_images(run: RunFolder, about: dict[str, Any], data: ImageDataset, name: str) -> None:
-    """The bank names images by their place: their number and their statistics tell whether they are the run's."""
+def _check_images(run: RunFolder, about: dict[str, Any], data: ImageDataset, name: str) -> None:
+    """Refuse other images than the run's, by their number and channel means: the bank stores images by index."""
     difference = image_difference(about, len(data.train), channel_statistics(data.train)[0])
     if difference is not None:
         raise UserError(

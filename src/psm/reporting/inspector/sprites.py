@@ -1,4 +1,4 @@
-"""Many small images as a few large ones: sheets of tiles that a browser decodes once each."""
+"""Sprite sheets: many small images packed into a few JPEG files."""
 
 import base64
 import io
@@ -15,16 +15,16 @@ from psm.data import ImageStore
 COLUMNS = 32
 ROWS = 32
 BLOCK = 8  # JPEG codes blocks of 8 x 8 pixels: tiles that fill whole blocks do not bleed into one another
-SIDES = (64, 48, 32, 24, 16)  # of a tile in pixels, the largest that the page has room for
+SIDES = (64, 48, 32, 24, 16)  # of a tile in pixels; the largest that fits is used
 QUALITY = 85
 
 
 class Sprites(NamedTuple):
-    """Sheets as JPEG data URLs. Image i is on sheet i // (columns * rows), tiles row by row."""
+    """Sheets as JPEG data URLs. Image i is on sheet i // (columns * rows), its tiles in row-major order."""
 
     sheets: list[str]
     side: int  # of an image in pixels
-    pitch: int  # of a tile: the side, filled up to whole blocks
+    pitch: int  # distance of tiles: the side rounded up to whole blocks
     columns: int = COLUMNS
     rows: int = ROWS
 
@@ -33,16 +33,16 @@ class Sprites(NamedTuple):
         return sum(map(len, self.sheets))
 
 
-def pack(images: ImageStore, ids: Tensor, room: int) -> Sprites:
-    """The images at ``ids`` on sheets of at most ``room`` characters in all, in less detail where need be.
+def pack(images: ImageStore, ids: Tensor, max_characters: int) -> Sprites:
+    """The images at ``ids`` on sheets of at most ``max_characters`` in all, downscaled where needed.
 
-    Small images keep their size. The smallest tiles are given even where they do not fit: the caller judges.
+    Small images keep their size. The smallest tiles are returned even if they do not fit.
     """
     size = images.shape[-1]
     sides = [size, *(side for side in SIDES if side < size)] if size <= SIDES[0] else list(SIDES)
     for side in sides:
         sprites = _packed(images, ids, side)
-        if sprites.characters <= room:
+        if sprites.characters <= max_characters:
             break
     return sprites
 

@@ -15,25 +15,29 @@ const data = JSON.parse(document.getElementById("data").textContent, (name, valu
   value && value.kind in KINDS ? { values: new KINDS[value.kind](bytes(value.bytes).buffer), shape: value.shape } : value);
 
 const about = data.about;
-const NOTHING = -32768;
 const queryCount = data.queries.values.length;
 const epochCount = data.epochs.length;
 const BLUE = "#0072B2", ORANGE = "#D55E00", GREEN = "#009E73", GRAY = "#777777";
 
-const number = value => (value === NOTHING ? null : value / about.scale);
-const score = (name, epoch, query) => number(data.scores[name].values[epoch * queryCount + query]);
+const number = value => (value === about.missing ? null : value / about.scale);
+const metric = (name, epoch, query) => number(data.metrics[name].values[epoch * queryCount + query]);
 const reference = (epoch, query) => number(data.reference.values[epoch * queryCount + query]);
-const keep = (similarity, positive) => (about.pnsm ? Math.exp(-about.a * (similarity - positive) ** 2) : 1);
+/** Keep probability of a negative, interpolated in the table that is given for the row of the positive. */
+function keepProbability(similarity, positive) {
+  if (!about.sampler) return 1;
+  const { values, shape: [rows, columns] } = about.sampler;
+  const row = Math.round(((positive + 1) / 2) * (rows - 1)), column = ((similarity + 1) / 2) * (columns - 1);
+  const at = i => number(values[row * columns + Math.max(0, Math.min(columns - 1, i))]), left = Math.floor(column);
+  return at(left) + (at(left + 1) - at(left)) * (column - left);
+}
 const label = place => (about.labeled ? data.labels.values[place] : null);
 const className = place => (about.labeled ? data.classes[label(place)] : "");
 const image = place => data.images.values[place];
 const percent = share => (share === null ? "–" : `${(100 * share).toFixed(share && share < 0.0995 ? 1 : 0)} %`);
 const digits = (value, places = 2) => (value === null ? "–" : value.toFixed(places).replace(/^-(?=0\.?0*$)/, "").replace("-", "−"));
-// What the negatives compete with: NNCLR's softmax runs over queries for each positive, all others' over keys.
-const pivot = about.source === "queries" ? "query" : about.rule === "nearest" ? "mined positive" : "key";
 const epochName = epoch => `epoch ${data.epochs[epoch]}`;
 
-/** The samples that stand for a query at an epoch in an array of ids and one of similarities. */
+/** The samples of a query at an epoch, from an array of image positions and one of similarities. */
 function samples(ids, similarities, epoch, query) {
   const width = ids.shape[2], start = (epoch * queryCount + query) * width, found = [];
   for (let i = start; i < start + width; i++) {
@@ -49,13 +53,12 @@ function positivesOf(epoch, query) {
 }
 
 function negativesOf(epoch, query) {
-  const positive = reference(epoch, query);
   return samples(data.negatives, data.negative_similarity, epoch, query).map(sample => ({
-    ...sample, keep: keep(sample.similarity, positive), verdict: verdict(query, sample.place, false),
+    ...sample, keep: number(data.negative_keep.values[sample.at]), verdict: verdict(query, sample.place, false),
   }));
 }
 
-/** true, false, or null without labels: a positive should be of the query's class, a negative of another. */
+/** True if a positive is of the query's class or a negative of another, else false; null without labels. */
 function verdict(query, place, positive) {
   return about.labeled ? (label(place) === label(data.queries.values[query])) === positive : null;
 }
@@ -96,20 +99,20 @@ function thumbnail(place, size) {
   return made;
 }
 
-/** A mark of the same meaning everywhere: circle for true, filled diamond for false, ring without labels. */
-function mark(x, y, judged, radius = 5) {
-  if (judged === false) {
+/** Marker of a sample: circle for true, filled diamond for false, gray circle without labels. */
+function marker(x, y, verdict, radius = 5) {
+  if (verdict === false) {
     const r = radius + 1.5;
     return svg("path", { d: `M${x} ${y - r}L${x + r} ${y}L${x} ${y + r}L${x - r} ${y}Z`, fill: ORANGE, stroke: "#fff" });
   }
-  return svg("circle", { cx: x, cy: y, r: radius, fill: "#fff", "fill-opacity": 0.7, stroke: judged ? BLUE : GRAY, "stroke-width": 2 });
+  return svg("circle", { cx: x, cy: y, r: radius, fill: "#fff", "fill-opacity": 0.7, stroke: verdict ? BLUE : GRAY, "stroke-width": 2 });
 }
 
 // ---- state -----------------------------------------------------------------------------------------------------
 
 const SORTS = {
   positives: about.labeled ? "worst positives" : "least similar positives",
-  ...(data.negatives.shape[2] ? { negatives: about.labeled ? "most false negatives" : `most negatives nearer than the ${pivot}` } : {}),
+  ...(data.negatives.shape[2] ? { negatives: about.labeled ? "most false negatives" : `most negatives nearer than the ${about.competitor}` } : {}),
   image: "image number",
   ...(about.labeled ? { class: "class" } : {}),
 };
@@ -130,7 +133,7 @@ function choose(change) {
   state.epoch = Math.max(0, Math.min(epochCount - 1, state.epoch));
   order = ordered();
   if (!order.includes(state.query) && order.length) state.query = order[0];
-  remember();
+  writeAddress();
   drawPicker();
   drawQuery();
 }
@@ -140,29 +143,30 @@ function step(by) {
   if (order.length) choose({ query: order[place] });
 }
 
-/** The state stands in the address, so that a link shows the same query. */
-function remember() {
+/** Write the state into the address, so that a link shows the same query. */
+function writeAddress() {
   const parts = [`query=${image(data.queries.values[state.query])}`, `epoch=${data.epochs[state.epoch]}`, `sort=${state.sort}`];
   if (state.class >= 0) parts.push(`class=${state.class}`);
-  try { history.replaceState(null, "", `#${parts.join("&")}`); } catch { /* some viewers allow no addresses */ }
+  try { history.replaceState(null, "", `#${parts.join("&")}`); } catch { /* some viewers do not allow it */ }
 }
 
-function recalled() {
-  const wish = new URLSearchParams(location.hash.slice(1)), change = {};
-  const query = Array.from(data.queries.values).findIndex(place => String(image(place)) === wish.get("query"));
-  const epoch = data.epochs.findIndex(value => String(value) === wish.get("epoch"));
+/** The state that the address names. */
+function readAddress() {
+  const wanted = new URLSearchParams(location.hash.slice(1)), change = {};
+  const query = Array.from(data.queries.values).findIndex(place => String(image(place)) === wanted.get("query"));
+  const epoch = data.epochs.findIndex(value => String(value) === wanted.get("epoch"));
   if (epoch >= 0) change.epoch = epoch;
-  if (Object.hasOwn(SORTS, wish.get("sort") ?? "")) change.sort = wish.get("sort");
-  if (about.labeled && wish.has("class") && data.classes[wish.get("class")] !== undefined) change.class = Number(wish.get("class"));
+  if (Object.hasOwn(SORTS, wanted.get("sort") ?? "")) change.sort = wanted.get("sort");
+  if (about.labeled && wanted.has("class") && data.classes[wanted.get("class")] !== undefined) change.class = Number(wanted.get("class"));
   if (query >= 0) change.query = query;
-  else if (wish.get("query") === null) {
+  else if (wanted.get("query") === null) {
     Object.assign(state, change);
     change.query = ordered()[0] ?? 0;
   }
   return change;
 }
 
-// ---- the picker: only what is in sight is in the document --------------------------------------------------------
+// ---- the picker: only visible cells are in the document --------------------------------------------------------
 
 const CELL = { width: 60, height: 76 };
 const grid = byId("grid"), space = byId("space");
@@ -173,10 +177,10 @@ function caption(query) {
   const { epoch, sort } = state;
   if (sort === "image") return String(image(data.queries.values[query]));
   if (sort === "class") return className(data.queries.values[query]);
-  if (sort === "negatives") return percent(score(about.labeled ? "false_negatives_kept" : "nearer", epoch, query));
-  const purity = score("purity", epoch, query);
+  if (sort === "negatives") return percent(metric(about.labeled ? "false_negatives_kept" : "nearer", epoch, query));
+  const purity = metric("purity", epoch, query);
   if (about.labeled) return purity === null ? "none" : `${Math.round(purity * about.k)}/${about.k}`;
-  return digits(score("similarity", epoch, query));
+  return digits(metric("similarity", epoch, query));
 }
 
 function drawPicker() {
@@ -190,8 +194,8 @@ function drawPicker() {
   byId("sort").value = state.sort;
   byId("class").value = String(state.class);
   const captions = {
-    positives: about.labeled ? `true of ${about.k} ${about.mines ? "positives" : "neighbors"}` : "mean similarity",
-    negatives: about.labeled ? "false negatives, as kept" : `negatives nearer than the ${pivot}`,
+    positives: about.labeled ? `true of ${about.k} ${about.positives_short}` : "mean similarity",
+    negatives: about.labeled ? "false negatives, as kept" : `negatives nearer than the ${about.competitor}`,
     image: "image number", class: "class",
   };
   byId("shown").textContent = `${order.length.toLocaleString("en")} ${order.length === 1 ? "query" : "queries"}; below each: ${captions[state.sort]}`;
@@ -220,15 +224,15 @@ function drawCells() {
 
 // ---- the query ---------------------------------------------------------------------------------------------------
 
-function figure(sample, says) {
+function figure(sample, captions) {
   const { place, verdict } = sample;
   const made = element("figure", { class: verdict === null ? "" : String(verdict) },
-    element("div", { class: "frame" }, thumbnail(place, 64)), ...says);
+    element("div", { class: "frame" }, thumbnail(place, 64)), ...captions);
   const itself = place === data.queries.values[state.query];
   const name = itself ? "itself" : className(place) || `image ${image(place)}`;
   made.append(element("span", { class: "verdict" }, verdict === null ? name : `${verdict ? "✓" : "✗"} ${name}`));
   made.title = `image ${image(place)}${about.labeled ? `, ${className(place)}` : ""}`;
-  if (itself) made.title += ": the query's own image, as another's positive or a stale bank row";
+  if (itself) made.title += ": the query's own image, as another's positive or an old bank row";
   else if (queryOf.has(place)) {
     made.classList.add("link");
     made.title += ": also a query, click to see it";
@@ -247,34 +251,33 @@ function drawQuery() {
   const { query, epoch } = state, place = data.queries.values[query], at = order.indexOf(query);
   byId("query-image").replaceChildren(thumbnail(place, window.innerWidth < 600 ? 80 : 112));
   byId("query-title").textContent = `Image ${image(place)}${about.labeled ? `: ${className(place)}` : ""}`;
-  byId("query-says").textContent = summary(query, epoch);
+  byId("query-summary").textContent = summary(query, epoch);
   byId("previous").disabled = at <= 0;
   byId("next").disabled = at >= order.length - 1;
   byId("epoch").value = epoch;
   byId("epoch").setAttribute("aria-valuetext", epochName(epoch));
-  byId("epoch-says").textContent = `${data.epochs[epoch]} of ${about.epochs}`;
+  byId("epoch-text").textContent = `${data.epochs[epoch]} of ${about.epochs}`;
   drawPositives();
   drawNegatives();
   drawTrends();
 }
 
 function summary(query, epoch) {
-  const says = [];
-  const purity = score("purity", epoch, query), weighted = score("purity_weighted", epoch, query);
-  const what = about.mines ? "mined positives" : "nearest images";
+  const parts = [];
+  const purity = metric("purity", epoch, query), weighted = metric("purity_weighted", epoch, query);
   if (purity !== null) {
-    says.push(`${Math.round(purity * about.k)} of ${about.k} ${what} true${weighted === null ? "" : ` (${percent(weighted)} of their weight)`}`);
-  } else if (score("similarity", epoch, query) !== null) {
-    says.push(`${what} at similarity ${digits(score("similarity", epoch, query))} on average`);
+    parts.push(`${Math.round(purity * about.k)} of ${about.k} ${about.positives_name} true${weighted === null ? "" : ` (${percent(weighted)} of their weight)`}`);
+  } else if (metric("similarity", epoch, query) !== null) {
+    parts.push(`${about.positives_name} at similarity ${digits(metric("similarity", epoch, query))} on average`);
   }
-  const count = data.count.values[epoch * queryCount + query];
-  const share = score("false_negatives", epoch, query), kept = score("false_negatives_kept", epoch, query);
+  const count = data.num_negatives.values[epoch * queryCount + query];
+  const share = metric("false_negatives", epoch, query), kept = metric("false_negatives_kept", epoch, query);
   if (share !== null) {
-    says.push(`${percent(share)} of ${count.toLocaleString("en")} negatives false${about.pnsm ? `, ${percent(kept)} of those kept` : ""}`);
+    parts.push(`${percent(share)} of ${count.toLocaleString("en")} negatives false${about.sampler ? `, ${percent(kept)} of those kept` : ""}`);
   } else if (count) {
-    says.push(`${percent(score("nearer", epoch, query))} of ${count.toLocaleString("en")} negatives nearer than the ${pivot}`);
+    parts.push(`${percent(metric("nearer", epoch, query))} of ${count.toLocaleString("en")} negatives nearer than the ${about.competitor}`);
   }
-  return says.join("; ") + (says.length ? "." : "");
+  return parts.join("; ") + (parts.length ? "." : "");
 }
 
 function drawPositives() {
@@ -303,7 +306,7 @@ const lowest = (() => {
   return Math.floor((least / about.scale) * 10) / 10;
 })();
 
-const PLOT = { left: 42, right: 14, top: 32, bottom: 40, height: about.pnsm ? 270 : 200 };
+const PLOT = { left: 42, right: 14, top: 32, bottom: 40, height: about.sampler ? 270 : 200 };
 
 function drawNegatives() {
   if (!data.negatives.shape[2]) return;
@@ -321,27 +324,27 @@ function drawNegatives() {
     plot.append(svg("line", { x1: PLOT.left, x2: width - PLOT.right, y1: y(tick), y2: y(tick), stroke: "#e4e4e4" }),
       svg("text", { x: PLOT.left - 6, y: y(tick) + 4, "text-anchor": "end" }, String(tick)));
   }
-  plot.append(...spreadBars(x, floor, tall * 0.45));
+  plot.append(...histogramBars(x, floor, tall * 0.45));
   const apart = inner < 420 ? 0.5 : 0.2;
   for (let tick = Math.ceil(lowest / apart) * apart; tick <= 1.001; tick += apart) {
     plot.append(svg("text", { x: x(tick), y: floor + 16, "text-anchor": "middle" }, digits(Math.abs(tick) < 0.01 ? 0 : tick, 1)));
   }
   plot.append(svg("text", { x: PLOT.left + inner / 2, y: floor + 33, "text-anchor": "middle" },
-    `similarity s to the ${about.source === "queries" ? "mined positive" : "query"}`));
-  plot.append(svg("text", { x: PLOT.left, y: 10 }, "probability to be kept"));
+    `similarity s to the ${about.anchor}`));
+  plot.append(svg("text", { x: PLOT.left, y: 10 }, "keep probability"));
   let path = "";
   for (let i = 0; i <= 100; i++) {
     const s = lowest + ((1 - lowest) * i) / 100;
-    path += `${i ? "L" : "M"}${x(s).toFixed(1)} ${y(keep(s, positive)).toFixed(1)}`;
+    path += `${i ? "L" : "M"}${x(s).toFixed(1)} ${y(keepProbability(s, positive)).toFixed(1)}`;
   }
-  plot.append(svg("path", { d: path, fill: "none", stroke: "#333", "stroke-width": 2, ...(about.pnsm ? {} : { "stroke-dasharray": "5 4" }) }));
+  plot.append(svg("path", { d: path, fill: "none", stroke: "#333", "stroke-width": 2, ...(about.sampler ? {} : { "stroke-dasharray": "5 4" }) }));
   plot.append(svg("line", { x1: x(positive), x2: x(positive), y1: 16, y2: floor, stroke: GREEN, "stroke-width": 2, "stroke-dasharray": "6 3" }));
   const right = x(positive) > width - 120;
   plot.append(svg("text", { x: x(positive) + (right ? -5 : 5), y: 23, "text-anchor": right ? "end" : "start" },
-    `${pivot} ${digits(positive)}`));
+    `${about.competitor} ${digits(positive)}`));
   const sorted = found.map((sample, i) => [sample, i]).sort((a, b) => (b[0].verdict ?? true) - (a[0].verdict ?? true));
   for (const [sample, i] of sorted) {
-    const dot = mark(x(sample.similarity), y(sample.keep), sample.verdict);
+    const dot = marker(x(sample.similarity), y(sample.keep), sample.verdict);
     dot.id = `dot-${i}`;
     dot.append(svg("title", {}, sentence(sample, i, found.length)));
     plot.append(dot);
@@ -349,7 +352,7 @@ function drawNegatives() {
   box.replaceChildren(plot);
   drawAxis(found, x, width);
   const figures = found.map((sample, i) => {
-    const made = figure(sample, about.pnsm
+    const made = figure(sample, about.sampler
       ? [`p ${digits(sample.keep)}`, element("br"), `s ${digits(sample.similarity)}`]
       : [`s ${digits(sample.similarity)}`]);
     made.id = `negative-${i}`;
@@ -357,16 +360,16 @@ function drawNegatives() {
     return made;
   });
   byId("strip").replaceChildren(...figures);
-  byId("negative-says").textContent = found.length ? "Point at an image, or press j and k, to see where it lies on the curve." : "It had no negatives yet.";
+  byId("negative-text").textContent = found.length ? "Point at an image, or press j and k, to see where it lies on the curve." : "It had no negatives yet.";
 }
 
-/** How all negatives spread, those of the query's class hatched. */
-function spreadBars(x, floor, tall) {
+/** Histogram of all negatives, those of the query's class hatched. */
+function histogramBars(x, floor, tall) {
   const bars = [], at = (state.epoch * queryCount + state.query) * about.bins;
   for (let bin = 0; bin < about.bins; bin++) {
     const from = Math.max(lowest, -1 + (2 * bin) / about.bins), to = -1 + (2 * (bin + 1)) / about.bins;
     if (to <= lowest) continue;
-    for (const [array, fill] of [[data.spread, "#d9d9d9"], [data.spread_false, "url(#hatch)"]]) {
+    for (const [array, fill] of [[data.histogram, "#d9d9d9"], [data.histogram_false, "url(#hatch)"]]) {
       const height = array ? (array.values[at + bin] / 255) * tall : 0;
       if (height) bars.push(svg("rect", { x: x(from) + 0.5, width: Math.max(1, x(to) - x(from) - 1), y: floor - height, height, fill }));
     }
@@ -374,7 +377,7 @@ function spreadBars(x, floor, tall) {
   return bars;
 }
 
-/** As many negatives as there is room for, each image below its place on the axis, the hardest first. */
+/** As many negatives as fit, each below its position on the axis, the hardest first. */
 function drawAxis(found, x, width) {
   const size = 26, rows = [[], []], images = [];
   for (const sample of found) {
@@ -393,16 +396,16 @@ function drawAxis(found, x, width) {
 
 function sentence(sample, i, count) {
   const parts = [`negative ${i + 1} of the ${count} shown: image ${image(sample.place)}`];
-  if (sample.place === data.queries.values[state.query]) parts.push("the query itself, as another image's positive or a stale bank row");
+  if (sample.place === data.queries.values[state.query]) parts.push("the query itself, as another image's positive or an old bank row");
   else if (about.labeled) parts.push(className(sample.place));
   parts.push(`similarity ${digits(sample.similarity)}`);
-  if (about.pnsm) parts.push(`kept with probability ${digits(sample.keep)}`);
+  if (about.sampler) parts.push(`kept with probability ${digits(sample.keep)}`);
   if (sample.verdict !== null) parts.push(sample.verdict ? "✓ another class" : "✗ the query's own class");
   return parts.join(", ");
 }
 
-/** Go to the query that the walked negative is, if it is one. */
-function follow() {
+/** Select the current negative as the query, if it is one. */
+function followNegative() {
   const place = negativesOf(state.epoch, state.query)[state.walked]?.place;
   if (queryOf.has(place)) choose({ query: queryOf.get(place), class: -1 });
 }
@@ -419,20 +422,20 @@ function walk(to, scroll) {
   const { x, y, width, height } = dot.getBBox();
   dot.setAttribute("transform", `translate(${x + width / 2} ${y + height / 2}) scale(2) translate(${-x - width / 2} ${-y - height / 2})`);
   dot.parentNode.append(dot);
-  byId("negative-says").textContent = sentence(found[at], at, found.length);
+  byId("negative-text").textContent = sentence(found[at], at, found.length);
   if (scroll) made.scrollIntoView({ block: "nearest" });
 }
 
 // ---- over training -----------------------------------------------------------------------------------------------
 
 const TRENDS = [
-  { title: about.mines ? "How pure are the mined positives?" : "How pure are the nearest images?", needs: "purity", whole: true, share: true,
-    lines: [["purity", "true, of all queries", BLUE], ["purity_weighted", "counted by weight", GREEN], ["any", "queries with at least one true", GRAY]] },
-  { title: about.pnsm ? "How many negatives are false, and does PNSM keep them?" : "How many negatives are false?", needs: "false_negatives", share: true,
-    lines: [["false_negatives", "false, of all negatives", BLUE], ...(about.pnsm ? [["false_negatives_kept", "false, as PNSM keeps them", ORANGE]] : [])] },
-  { title: about.mines ? "How similar are the mined positives?" : "How similar are the nearest images?", needs: "similarity", whole: true, lines: [["similarity", "mean of all queries", BLUE]] },
-  { title: "What share of the negatives does PNSM keep?", needs: "kept", only: about.pnsm, whole: true, share: true, lines: [["kept", "mean of all queries", BLUE]] },
-  { title: `How many negatives are nearer than the ${pivot}?`, needs: "nearer", only: !about.labeled, share: true, lines: [["nearer", "mean of all queries", BLUE]] },
+  { title: `How pure are the ${about.positives_name}?`, needs: "purity", whole: true, share: true,
+    lines: [["purity", "true, of all queries", BLUE], ["purity_weighted", "counted by weight", GREEN], ["hit", "queries with at least one true", GRAY]] },
+  { title: about.sampler ? "How many negatives are false, before and after sampling?" : "How many negatives are false?", needs: "false_negatives", share: true,
+    lines: [["false_negatives", "false, of all negatives", BLUE], ...(about.sampler ? [["false_negatives_kept", "false, as kept", ORANGE]] : [])] },
+  { title: `How similar are the ${about.positives_name}?`, needs: "similarity", whole: true, lines: [["similarity", "mean of all queries", BLUE]] },
+  { title: "What share of the negatives is kept?", needs: "kept", only: about.sampler !== null, whole: true, share: true, lines: [["kept", "mean of all queries", BLUE]] },
+  { title: `How many negatives are nearer than the ${about.competitor}?`, needs: "nearer", only: !about.labeled, share: true, lines: [["nearer", "mean of all queries", BLUE]] },
 ];
 const STYLES = [["", "circle"], ["7 3", "square"], ["2 3", "triangle"], ["", "diamond"]];
 
@@ -453,10 +456,10 @@ function drawTrends() {
 
 function chart(trend) {
   const lines = trend.lines
-    .map(([name, says, color], i) => ({ says, color, style: STYLES[i], values: data.means.map(mean => mean[name]) }))
+    .map(([name, label, color], i) => ({ label, color, style: STYLES[i], values: data.means.map(mean => mean[name]) }))
     .filter(line => line.values.some(value => value !== null));
-  const own = data.epochs.map((_, epoch) => score(trend.needs === "false_negatives" && about.pnsm ? "false_negatives_kept" : trend.needs, epoch, state.query));
-  lines.push({ says: `this query${trend.needs === "false_negatives" && about.pnsm ? ", as kept" : ""}`, color: "#1a1a1a", style: STYLES[3], values: own, thin: true });
+  const own = data.epochs.map((_, epoch) => metric(trend.needs === "false_negatives" && about.sampler ? "false_negatives_kept" : trend.needs, epoch, state.query));
+  lines.push({ label: `this query${trend.needs === "false_negatives" && about.sampler ? ", as kept" : ""}`, color: "#1a1a1a", style: STYLES[3], values: own, thin: true });
   const all = lines.flatMap(line => line.values).filter(value => value !== null);
   const top = trend.whole ? 1 : Math.max(0.05, Math.ceil(Math.max(...all) * 11) / 10), bottom = Math.min(0, Math.floor(Math.min(...all) * 2) / 2);
   const width = 420, height = 190, left = 44, right = 14, floor = height - 28;
@@ -484,30 +487,22 @@ function chart(trend) {
     }
     if (epochCount <= 40) plot.append(...known.map(([epoch, value]) => point(shape, x(epoch), y(value), color)));
   }
-  const legend = lines.map(({ says, color, style: [dash, shape], values }) => element("span", {},
+  const legend = lines.map(({ label, color, style: [dash, shape], values }) => element("span", {},
     svg("svg", { width: 26, height: 14 }, svg("line", { x1: 0, x2: 26, y1: 7, y2: 7, stroke: color, "stroke-width": 2, ...(dash ? { "stroke-dasharray": dash } : {}) }), point(shape, 13, 7, color)),
-    `${says}: ${(trend.share ? percent : digits)(values[state.epoch])}`));
+    `${label}: ${(trend.share ? percent : digits)(values[state.epoch])}`));
   return element("div", {}, element("h3", {}, trend.title), plot, element("p", { class: "legend" }, ...legend));
 }
 
-// ---- what is said once ---------------------------------------------------------------------------------------------
+// ---- texts that do not change ---------------------------------------------------------------------------------------------
 
-function introduce() {
+function writeTexts() {
   document.title = `What was mined: ${about.method} on ${about.data}`;
   byId("title").textContent = document.title;
   byId("about").textContent = `${about.title}. Encoder ${about.encoder}, ${about.epochs} epoch${about.epochs === 1 ? "" : "s"}; run ${about.run}. `
-    + (about.labeled ? "Labels were not used to learn; here they tell what was right." : "These images have no labels, so nothing here says what was right.");
-  const of = about.bank ? "bank rows" : "of the other images looked at, those";
-  if (about.mines) {
-    byId("positives-title").textContent = "Which positives were mined for it?";
-    byId("positives-note").textContent = about.rule === "nearest"
-      ? "The bank row most similar to its key (eq. 3), which stands in for the key. s: similarity to the query."
-      : `The ${about.k} bank rows most similar to its key (eq. 3). w: weight (eq. 5${about.weighting === "V0" ? "" : `, ${about.weighting}`}), beside the key's own weight of 1; s: similarity to the query.`;
-  } else {
-    byId("positives-title").textContent = "What could be mined for it?";
-    byId("positives-note").textContent = `${about.method} mines no positives. Not used by this method, but there to be mined: the ${about.k} ${of} most similar to its key. s: similarity to the query.`;
-  }
-  if (about.labeled) byId("positives-note").textContent += " ✓ solid blue: of the query's class; ✗ double orange: false, of another.";
+    + (about.labeled ? "Labels were not used in training; here they show which samples are right." : "These images have no labels, so the page cannot show which samples are right.");
+  byId("positives-title").textContent = about.positives_title;
+  byId("positives-note").textContent = about.positives_text;
+  if (about.labeled) byId("positives-note").textContent += " ✓ solid blue: of the query's class; ✗ double orange: of another class.";
   describeNegatives();
   if (epochCount === 1) {
     byId("few-epochs").hidden = false;
@@ -517,42 +512,29 @@ function introduce() {
   byId("training-note").textContent = `Means over all ${queryCount.toLocaleString("en")} queries of this page, and the query picked. Dotted: the epoch picked.`;
   byId("epoch").max = epochCount - 1;
   byId("epoch").disabled = epochCount === 1;
-  byId("sort").append(...Object.entries(SORTS).map(([value, says]) => element("option", { value }, says)));
+  byId("sort").append(...Object.entries(SORTS).map(([value, label]) => element("option", { value }, label)));
   byId("class-label").hidden = !about.labeled;
   byId("class").hidden = !about.labeled;
   byId("class").append(element("option", { value: "-1" }, "all"), ...data.classes.map((name, i) => element("option", { value: i }, name)));
 }
 
 function describeNegatives() {
-  if (!data.negatives.shape[2]) {
-    byId("negatives-title").textContent = "Which negatives is it pushed from?";
-    byId("negatives-note").textContent = `None: ${about.method} has no negatives, nothing is pushed away.`;
-    byId("negatives").hidden = true;
-    return;
-  }
-  const sources = {
-    positives: "keys of other images and the positives mined for those", views: "keys of other images", bank: "rows of the bank",
-    queries: "predictions for other images; the mined positive is the anchor they are compared with",
-  };
-  byId("negatives-title").textContent = about.pnsm ? "Which negatives does PNSM keep?" : "Which negatives is it pushed from?";
-  const notes = [`Its negatives are ${sources[about.source]}.`];
-  notes.push(about.pnsm
-    ? `Each stays with probability p = exp(−a (s − s(q, key))²), a = ${about.a} (eq. 8): the curve.`
-    : "Without PNSM all of them are kept.");
-  if (about.synthetic) notes.push(`The ${about.synthetic} synthetic ones mixed of the hardest are of no image and left out.`);
-  notes.push(`Up to ${data.negatives.shape[2]} are shown, half of them the hardest, the others spread evenly over the rest.`);
-  byId("negatives-note").textContent = notes.join(" ");
-  const sample = (...parts) => svg("svg", { width: 18, height: 16 }, ...parts);
+  byId("negatives-title").textContent = about.negatives_title;
+  byId("negatives-note").textContent = about.negatives_text;
+  byId("negatives").hidden = !data.negatives.shape[2];
+  if (!data.negatives.shape[2]) return;
+  byId("negatives-note").textContent += ` Up to ${data.negatives.shape[2]} are shown, half of them the hardest, the others spread evenly over the rest.`;
+  const icon = (...parts) => svg("svg", { width: 18, height: 16 }, ...parts);
   const entries = about.labeled
-    ? [[sample(mark(9, 8, true)), "✓ true negative: of another class"], [sample(mark(9, 8, false)), "✗ false negative: of the query's class"]]
-    : [[sample(mark(9, 8, null)), "a negative"]];
-  entries.push([sample(svg("rect", { x: 1, y: 3, width: 16, height: 12, fill: "#d9d9d9" })), `where all negatives lie${about.labeled ? " (hatched: false)" : ""}`]);
-  byId("legend").replaceChildren(...entries.map(([drawn, says]) => element("span", {}, drawn, says)));
+    ? [[icon(marker(9, 8, true)), "✓ true negative: of another class"], [icon(marker(9, 8, false)), "✗ false negative: of the query's class"]]
+    : [[icon(marker(9, 8, null)), "a negative"]];
+  entries.push([icon(svg("rect", { x: 1, y: 3, width: 16, height: 12, fill: "#d9d9d9" })), `all negatives by similarity${about.labeled ? " (hatched: false)" : ""}`]);
+  byId("legend").replaceChildren(...entries.map(([drawn, label]) => element("span", {}, drawn, label)));
 }
 
 // ---- keys and clicks -----------------------------------------------------------------------------------------------
 
-function pressed(event) {
+function onKey(event) {
   if (event.ctrlKey || event.altKey || event.metaKey) return;
   const target = event.target, inGrid = target === grid;
   if (target.tagName === "SELECT" || (target.tagName === "INPUT" && /^(Arrow|Home|End|Page)/.test(event.key))) return;
@@ -566,25 +548,25 @@ function pressed(event) {
     ...(inGrid ? {
       ArrowDown: () => step(columns()), ArrowUp: () => step(-columns()), PageDown: () => step(page), PageUp: () => step(-page),
       Home: () => step(-order.length), End: () => step(order.length), Enter: () => byId("detail").focus(),
-    } : target.tagName === "BUTTON" ? {} : { Enter: follow }),
+    } : target.tagName === "BUTTON" ? {} : { Enter: followNegative }),
   };
   if (!Object.hasOwn(actions, event.key)) return;
   event.preventDefault();
   actions[event.key]();
 }
 
-introduce();
-document.addEventListener("keydown", pressed);
+writeTexts();
+document.addEventListener("keydown", onKey);
 byId("previous").addEventListener("click", () => step(-1));
 byId("next").addEventListener("click", () => step(1));
 byId("epoch").addEventListener("input", event => choose({ epoch: Number(event.target.value) }));
 byId("sort").addEventListener("change", event => { choose({ sort: event.target.value }); step(-order.length); });
 byId("class").addEventListener("change", event => { choose({ class: Number(event.target.value) }); step(-order.length); });
 grid.addEventListener("scroll", drawCells);
-window.addEventListener("hashchange", () => choose(recalled()));
+window.addEventListener("hashchange", () => choose(readAddress()));
 let width = window.innerWidth;
 window.addEventListener("resize", () => {
   if (window.innerWidth !== width) choose({}); // phones change the height while scrolling
   width = window.innerWidth;
 });
-choose(recalled());
+choose(readAddress());

@@ -1,0 +1,172 @@
+"""Results of experiments: aggregation, CSV files and pages."""
+
+import csv
+import math
+
+import pytest
+
+from psm.experiments.aggregate import SeedStats, format_stats, headline, load_results, rank_correlation
+from psm.experiments.catalog import EXPERIMENTS, Configuration, Experiment
+from psm.experiments.plan import make_plan, read_request, resolved
+from psm.experiments.report import write_report
+from psm.experiments.results import Study, add_entries, collect_records, read_csv, write_record
+
+
+def plan(*names, **keys):
+    return make_plan(read_request(names or ("all",), {"preset": "laptop"}, keys))
+
+
+RUN_FIELDS = ("evaluation_hash", "title", "method", "data", "seed")
+
+
+def record_of(run, linear, knn, **more):
+    """A record as a worker writes it, with scores of our choosing."""
+    scores = [{"of": run.method, "score": "linear", "top1": linear, "top5": linear + 30}]
+    scores += [{"of": run.method, "score": "knn", "top1": knn, "top5": knn + 30}]
+    sizes = {"epochs": 1, "batch_size": 32, "encoder": "tiny", "images": 128, "test_images": 2000, "classes": 10}
+    machine = {"psm": "0", "torch": "2", "threads": 1, "hardware": "a machine", "commit": "abc", "seconds": 60.0}
+    about = {"run": run.name} | {name: getattr(run, name) for name in RUN_FIELDS}
+    kept = {"evaluation": dict(run.evaluation), "config": resolved(run.settings), "curves": [], "date": "2024-01-01"}
+    return about | sizes | machine | kept | {"scores": scores} | more
+
+
+@pytest.fixture
+def study(tmp_path):
+    """Table 2 with three seeds; one run failed and one is missing."""
+    found = plan("table2", preset="smoke", seeds=[0, 1, 2])
+    study = Study(tmp_path / "study")
+    add_entries(study, found.entries)
+    values = {
+        "psm": (50.0, 51.0, 53.0),
+        "psm loss.hard_weight=0.0": (49.0, 50.5, 51.0),
+        "psm loss.soft_weight=0.0": (48.0, 47.0),
+    }
+    for run in found.runs:
+        if run.title in values and run.seed < len(values[run.title]):
+            linear = values[run.title][run.seed]
+            write_record(study.record(run.name, run.evaluation_hash), record_of(run, linear, linear - 5))
+    return study, found
+
+
+def test_results_equal_a_hand_computation(study):
+    study, _ = study
+    collect_records(study)
+    (result,) = load_results(study)
+    (table,) = result.tables
+    psm_row, without = table.row("PSM"), table.row("without L_hard")
+    assert psm_row.score("linear").mean == pytest.approx((50 + 51 + 53) / 3)
+    assert psm_row.score("linear").std == pytest.approx(math.sqrt((16 / 9 + 1 / 9 + 25 / 9) / 2))
+    assert psm_row.score("knn", "top5").mean == pytest.approx((50 + 51 + 53) / 3 + 25)
+    assert without.difference("linear").values == pytest.approx({0: -1.0, 1: -0.5, 2: -2.0})
+    assert without.difference("linear").mean == pytest.approx(-3.5 / 3)
+    assert table.row("without L_soft").difference("linear").values == pytest.approx({0: -2.0, 1: -4.0})
+    assert table.row("without L_soft").paper_differences is None  # shapes are not the paper's data
+    assert table.runs == 8
+    assert table.planned == 12
+    assert table.missing == ["without L_soft, seed 2", *(f"PPSM (without PNSM), seed {seed}" for seed in range(3))]
+    assert "without L_hard −1.17 ± 0.76" in headline(result)[0]
+
+
+def test_the_page_has_these_numbers_and_says_what_is_missing(study):
+    study, _ = study
+    collect_records(study)
+    page = write_report(study).parent / "table2.html"
+    text = page.read_text()
+    for words in ("51.33", "± 1.53", "−1.17", "± 0.76", "4 of 12 runs are missing", "without L_soft, seed 2"):
+        assert words in text
+    assert "psm experiment run table2 preset=smoke seeds=[0,1,2]" in text
+    with (page.parent / "table2.csv").open() as file:
+        rows = {(row["title"], row["score"]): row for row in csv.DictReader(file)}
+    assert float(rows["without L_hard", "linear"]["top1_difference"]) == pytest.approx(-3.5 / 3)
+    assert rows["PSM", "knn"]["seeds"] == "3"
+    assert "| without L_hard |" in (page.parent / "table2.md").read_text()
+    for kind in ("svg", "png"):
+        assert (page.parent / f"table2-shapes.{kind}").stat().st_size > 1000
+    for name in page.parent.glob("*.html"):
+        rest = name.read_text().replace("http://www.w3.org", "").replace("http://purl.org", "")
+        rest = rest.replace("http://creativecommons.org", "").replace("https://matplotlib.org", "")
+        assert "http" not in rest  # nothing is fetched
+
+
+def test_pages_need_the_results_files_alone(study, tmp_path):
+    study, _ = study
+    collect_records(study)
+    first = write_report(study).parent / "table2.html"
+    other = Study(tmp_path / "elsewhere")
+    other.folder.mkdir()
+    for path in study.folder.glob("*.csv"):
+        (other.folder / path.name).write_bytes(path.read_bytes())
+    second = write_report(other).parent / "table2.html"
+    assert second.read_text() == first.read_text()
+
+
+def test_results_survive_without_their_records(study):
+    study, found = study
+    collect_records(study)
+    before = read_csv(study.csv("results"))
+    done = next(run for run in found.runs if run.title == "psm")
+    study.record(done.name, done.evaluation_hash).unlink()
+    collect_records(study)
+    after = read_csv(study.csv("results"))
+    assert sorted(map(str, before)) == sorted(map(str, after))
+    write_record(study.record(done.name, done.evaluation_hash), record_of(done, 99.0, 98.0))
+    collect_records(study)
+    mine = [row for row in read_csv(study.csv("results")) if row["run"] == done.name]
+    assert sorted(row["top1"] for row in mine) == ["98.0", "99.0"]
+
+
+def test_protocols_are_never_mixed(study):
+    study, _ = study
+    other = plan("table2", preset="smoke", epochs=2, methods=["psm"])
+    add_entries(study, other.entries)
+    for run in other.runs:
+        write_record(study.record(run.name, run.evaluation_hash), record_of(run, 70.0, 60.0, epochs=2))
+    collect_records(study)
+    (result,) = load_results(study)
+    assert [table.row("PSM").score("linear").count for table in result.tables] == [3, 1]
+    text = (write_report(study).parent / "table2.html").read_text()
+    assert "tiny, 1 epochs" in text
+    assert "tiny, 2 epochs" in text
+
+
+def test_results_have_every_setting(study):
+    study, _ = study
+    collect_records(study)
+    rows = read_csv(study.csv("results"))
+    assert len(rows) == 16
+    for key in ("positives.k", "optim.lr", "bank.size", "views.preset", "linear.epochs", "commit", "hardware"):
+        assert key in rows[0]
+    assert "images.root" not in rows[0]  # a path is no setting of a result
+
+
+def test_an_experiment_of_ones_own_is_a_row(tmp_path, monkeypatch):
+    rows = tuple(
+        Configuration(f"t = {t}", {"method": "psm", "loss.temperature": t}, None if t == 0.5 else "t = 0.5", t)
+        for t in (0.2, 0.5)
+    )
+    mine = Experiment("temperature", "How soft", "How does t matter?", "sweep", rows, ("cifar10",), axis="t")
+    monkeypatch.setitem(EXPERIMENTS, "temperature", mine)
+    found = plan("temperature", preset="smoke")
+    assert [resolved(run.settings)["loss.temperature"] for run in found.runs] == [0.2, 0.5]
+    study = Study(tmp_path)
+    add_entries(study, found.entries)
+    for run, score in zip(found.runs, (40.0, 41.5), strict=True):
+        write_record(study.record(run.name, run.evaluation_hash), record_of(run, score, score))
+    collect_records(study)
+    text = (write_report(study).parent / "temperature.html").read_text()
+    assert "Best is t = 0.5 with 41.50 % top-1; all lie within 1.50 points." in text
+    assert "of the paper" not in text
+
+
+def test_rank_correlation():
+    assert rank_correlation([(1, 10), (2, 20), (3, 30)]) == pytest.approx(1)
+    assert rank_correlation([(1, 30), (2, 20), (3, 10)]) == pytest.approx(-1)
+    assert rank_correlation([(1, 1), (2, 3), (3, 2), (4, 4)]) == pytest.approx(0.8)
+    assert rank_correlation([(1, 1), (2, 2)]) is None
+    assert rank_correlation([(1, 1), (1, 2), (1, 3)]) is None
+
+
+def test_one_seed_has_no_deviation():
+    assert SeedStats({0: 1.0}).std is None
+    assert SeedStats().std is None
+    assert format_stats(SeedStats()) == "–"
