@@ -36,7 +36,7 @@ def from_torch(dataset: Dataset, config: ImagesConfig | None = None, progress: b
     """
     config = config or ImagesConfig()
     name = type(dataset).__name__
-    indices = splits.kept(None, _length(dataset, name), config.limit)
+    indices = splits.limit_indices(None, _length(dataset, name), config.limit)
     reader = _Reader(dataset, name)
     size = config.size or reader.typical_size(indices)
     _check_memory(name, len(indices), size, config)
