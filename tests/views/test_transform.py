@@ -1,6 +1,7 @@
 """Views against slow references: scalar crops, interpolation of the cut-out box, color changes one after another."""
 
 import math
+from contextlib import nullcontext
 from dataclasses import fields, replace
 from itertools import permutations
 
@@ -11,21 +12,24 @@ from hypothesis import strategies as st
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 from torch.nn import functional
 
+from psm import kernels
 from psm.config.schema import ViewsConfig
-from psm.kernels import crop as crops
+from psm.ops import resized_crop
 from psm.utils.errors import UserError
-from psm.views.transform import LUMA, AugmentParams, Views, blurred, channel_statistics, crop_boxes, cropped, recolored
+from psm.views.transform import LUMA, AugmentParams, Views, blurred, channel_statistics, crop_boxes, recolored
 
 ZERO, ONE = (0.0, 0.0, 0.0), (1.0, 1.0, 1.0)  # a normalization that changes nothing
 NEVER = {"flip": 0.0, "jitter": 0.0, "grayscale": 0.0, "blur": 0.0, "solarize": 0.0}
 WHOLE = {"crop": [1.0, 1.0], "ratio": [1.0, 1.0]}
 
 
-@pytest.fixture(autouse=True, params=["compiled", "by torch"])
-def way(request, monkeypatch):
-    """All of it both ways, where there are two."""
-    if request.param == "by torch":
-        monkeypatch.setattr(crops, "apply_to", lambda *given: False)
+@pytest.fixture(autouse=True, params=["kernel", "plain"])
+def way(request):
+    """All tests with the kernel, where there is one, and with the plain definition."""
+    if request.param == "kernel" and kernels.runtime.simd_width() is None:
+        pytest.skip(f"kernels: {kernels.status()}")
+    with kernels.disabled() if request.param == "plain" else nullcontext():
+        yield
 
 
 def generator(seed: int = 0) -> torch.Generator:
@@ -145,7 +149,7 @@ def test_a_crop_is_the_interpolation_of_its_box(data, height, width, size):
     )
     flip = data.draw(st.booleans())
     box = tuple(torch.tensor([float(number)]) for number in (top, left, box_height, box_width))
-    view = cropped(pixels, box, torch.tensor([flip]), size)
+    view = resized_crop(pixels, box, torch.tensor([flip]), size)
     cut = pixels[:, :, top : top + box_height, left : left + box_width]
     expected = functional.interpolate(cut, (size, size), mode="bilinear", antialias=True, align_corners=False)
     torch.testing.assert_close(view, expected.flip(3) if flip else expected, atol=2e-5, rtol=0)

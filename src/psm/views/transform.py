@@ -2,8 +2,7 @@
 
 What makes it fast is that nearly every step is linear: the crop, its resize and the flip are two products with
 resampling matrices, the five color changes are one 3x3 matrix and one offset, the blur is two products with a banded
-matrix. Each view is made on its own: both in one go would need twice the memory at a time and gain nothing. On a CPU
-that has it compiled, crop and colors are one pass (``crops``).
+matrix. Crop and colors are ``psm.ops.crop_color``, on some CPUs one pass.
 """
 
 import math
@@ -17,11 +16,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from psm.config.schema import ViewsConfig
-from psm.kernels import crop as crops
+from psm.ops import CHUNK_PIXELS, adjust_color, crop_color, normalize_channels_
 from psm.utils.devices import to_device, without_autocast
 from psm.utils.errors import UserError
 
-CPU_PIXELS = 2**18  # of views made at a time on a CPU: what its cache holds; a third faster from 64 pixels up
 TRIES = 10  # of a crop, before the central one is taken
 LUMA = (0.299, 0.587, 0.114)
 GRAY = (LUMA, LUMA, LUMA)  # the matrix that drops color
@@ -163,30 +161,31 @@ class Views:
             views = images.new_empty((*shape[:2], *shape[3:], 3), dtype=torch.float32).movedim(-1, 2)
         else:
             views = images.new_empty(shape, dtype=torch.float32)
-        share = max(1, CPU_PIXELS // self.size**2) if images.device.type == "cpu" else max(1, len(images))
-        compiled = crops.apply_to(images, self.size, draws.area, draws.place, draws.brightness, draws.turn)
         with without_autocast(images.device):
-            if compiled and not self._has_more:
-                self._crop(views, images, draws, self.mean, self.std)
+            if not self._has_more:
+                self._crop_color(images, draws, views, self.mean, self.std)
                 return views
-            for first in range(0, len(images), share):
-                part = slice(first, first + share)
-                if compiled:
-                    colored = views.new_empty((len(views), len(images[part]), *shape[2:]))
-                    self._crop(colored, images[part], draws[part], (0.0,) * 3, (1.0,) * 3)
-                else:
-                    pixels = images[part].float().div_(255)
-                    colored = (self._colored(pixels, of_view) for of_view in draws[part].views())
+            step = max(1, CHUNK_PIXELS // self.size**2) if images.device.type == "cpu" else max(1, len(images))
+            for first in range(0, len(images), step):
+                part = slice(first, first + step)
+                colored = views.new_empty((len(views), len(images[part]), *shape[2:]))
+                self._crop_color(images[part], draws[part], colored)
                 for view, begun, of_view in zip(views[:, part], colored, draws[part].views(), strict=True):
                     view.copy_(self._normalized(self._finished(begun, of_view)))
         return views
 
-    def _crop(
-        self, views: Tensor, images: Tensor, draws: AugmentParams, mean: Sequence[float], std: Sequence[float]
+    def _crop_color(
+        self,
+        images: Tensor,
+        draws: AugmentParams,
+        out: Tensor,
+        mean: tuple[float, ...] | None = None,
+        std: tuple[float, ...] | None = None,
     ) -> None:
-        """Crop, colors and norm by what is compiled."""
-        box = crop_boxes(draws, *images.shape[2:], self.config.ratio)
-        crops.make(views, images, box, draws.flip, coloring(draws, images.device), (LUMA, mean, std))
+        """Crop, color and, with mean and std, normalize images into views ``out`` (views, B, 3, size, size)."""
+        boxes = crop_boxes(draws, *images.shape[2:], self.config.ratio)
+        fixed = [None if values is None else constant(values, images.device) for values in (LUMA, mean, std)]
+        crop_color(images, boxes, draws.flip, *coloring(draws, images.device), *fixed, out)
 
     @in_single_precision
     @torch.no_grad()
@@ -198,11 +197,6 @@ class Views:
             if pixels.shape[2:] != (self.size, self.size):
                 pixels = functional.interpolate(pixels, (self.size, self.size), mode="bilinear", antialias=True)
             return self._normalized(pixels)
-
-    def _colored(self, pixels: Tensor, draws: AugmentParams) -> Tensor:
-        """One view of images with values from 0 to 1, in the same range: crop and colors."""
-        box = crop_boxes(draws, *pixels.shape[2:], self.config.ratio)
-        return recolored(cropped(pixels, box, draws.flip, self.size), draws)
 
     @property
     def _has_more(self) -> bool:
@@ -220,8 +214,7 @@ class Views:
 
     def _normalized(self, pixels: Tensor) -> Tensor:
         """Zero mean and unit deviation over the data set, in place."""
-        mean, std = constant((self.mean, self.std), pixels.device)
-        return pixels.sub_(mean[:, None, None]).div_(std[:, None, None])
+        return normalize_channels_(pixels, *constant((self.mean, self.std), pixels.device))
 
 
 def crop_boxes(draws: AugmentParams, height: int, width: int, ratio: Sequence[float]) -> tuple[Tensor, ...]:
@@ -250,34 +243,6 @@ def crop_boxes(draws: AugmentParams, height: int, width: int, ratio: Sequence[fl
     return tops, lefts, heights, widths
 
 
-def cropped(pixels: Tensor, box: tuple[Tensor, ...], flip: Tensor, size: int) -> Tensor:
-    """The boxes of the images (B, 3, H, W), resized and, where drawn, flipped: (B, 3, size, size)."""
-    tops, lefts, heights, widths = box
-    rows = resampling(tops, heights, pixels.shape[2], size)
-    columns = resampling(lefts, widths, pixels.shape[3], size, flip)
-    # Channels and rows as one dimension: one product per image rather than three.
-    narrowed = pixels.flatten(1, 2) @ columns.mT
-    return rows.unsqueeze(1) @ narrowed.unflatten(1, pixels.shape[1:3])
-
-
-def resampling(start: Tensor, extent: Tensor, length: int, size: int, mirrored: Tensor | None = None) -> Tensor:
-    """Bilinear weights (B, size, length) that resize ``extent`` pixels from ``start`` on, of ``length``, to ``size``.
-
-    Where that shrinks, the triangle is widened by the same factor (antialiasing), as Pillow and torchvision do.
-    """
-    start, extent = start[:, None], extent[:, None]
-    place = (torch.arange(size, device=start.device) + 0.5) / size
-    if mirrored is not None:
-        place = torch.where(mirrored[:, None], 1 - place, place)
-    centers = start + extent * place
-    pixels = torch.arange(length, device=start.device) + 0.5
-    reach = (extent / size).clamp(min=1).unsqueeze(-1)
-    weights = (pixels - centers.unsqueeze(-1)).abs_().div_(reach).neg_().add_(1).clamp_(min=0)
-    inside = (pixels > start) & (pixels < start + extent)
-    weights.mul_(inside.unsqueeze(1))
-    return weights.div_(weights.sum(-1, keepdim=True))
-
-
 def recolored(views: Tensor, draws: AugmentParams) -> Tensor:
     """Brightness, contrast, saturation, hue and grayscale of (B, 3, H, W), all at once, held within [0, 1].
 
@@ -286,10 +251,7 @@ def recolored(views: Tensor, draws: AugmentParams) -> Tensor:
     drawn. Contrast pivots on the mean luma. Hue turns colors about the gray axis (the rotation of StyleGAN2-ADA):
     linear, not the shift in HSV.
     """
-    matrix, pivot = coloring(draws, views.device)
-    pixels = views.flatten(2)
-    mean_luma = pixels.mean(-1) @ constant(LUMA, views.device)
-    return torch.baddbmm(_matrix(pivot * mean_luma), matrix, pixels).clamp_(0, 1).view_as(views)
+    return adjust_color(views, *coloring(draws, views.device), constant(LUMA, views.device))
 
 
 def coloring(draws: AugmentParams, device: torch.device) -> tuple[Tensor, Tensor]:
