@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/ready
 
-.PHONY: demo test test-all lint format clean
+.PHONY: demo test test-all test-plain sanitize lint format clean
 
 demo: $(READY)
 	$(BIN)/psm pretrain config=configs/demo.yaml out=runs/demo overwrite=delete
@@ -16,6 +16,14 @@ test: lint
 test-all: lint
 	$(BIN)/python -m pytest -n 2 -m "slow or not slow"
 
+# The rooms that use psm.ops, in plain PyTorch: no kernel runs.
+test-plain: $(READY)
+	PSM_KERNELS=0 $(BIN)/python -m pytest -n 2 tests/test_ops.py tests/losses tests/mining tests/models tests/views tests/methods tests/training
+
+# The C kernels' tests under AddressSanitizer and UBSan.
+sanitize: $(READY)
+	$(BIN)/python tests/kernels/sanitize.py
+
 lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -24,7 +32,7 @@ format: $(READY)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-$(READY): pyproject.toml constraints.txt $(wildcard src/psm/kernels/csrc/*)
+$(READY): pyproject.toml setup.py constraints.txt $(wildcard src/psm/kernels/csrc/*)
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "psm needs Python 3.11 or later, not %s: run make PYTHON=python3.11" % sys.version.split()[0])'
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch

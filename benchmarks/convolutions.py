@@ -1,4 +1,4 @@
-"""What `psm.kernels` has its own way for, beside torch's: layers, residual blocks and whole encoders.
+"""Layers, residual blocks and whole encoders with `psm.kernels.optimize` and in plain PyTorch.
 
     python benchmarks/convolutions.py [--batch 512] [--threads 2]
 
@@ -8,15 +8,16 @@ Forward and backward, channels-last, in turns. `--batch` counts views: a step of
 import argparse
 import os
 import time
-from contextlib import nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import nn
 
-from psm.kernels.dispatch import Faster, rectified
-from psm.kernels.malloc import keep_freed_memory
+from psm.kernels import dispatch, optimize
 from psm.models.factory import create_encoder
 from psm.models.resnet import BasicBlock
+from psm.ops import keep_freed_memory
 from turns import beside_torch, keep
 
 LAYERS = (  # channels in and out, side of the maps, stride
@@ -42,15 +43,15 @@ NORMS = ((32, 16), (64, 32))  # channels, side of the maps
 LARGE = 2**22  # floats of maps; larger ones are measured with fewer views
 
 
-class Rectified(nn.Module):
-    """Batch norm, a sum with its input if there is one, and ReLU."""
+class BatchNormAddReLU(nn.Module):
+    """Batch norm, a sum with its input if ``summed``, and ReLU."""
 
     def __init__(self, channels: int, summed: bool):
         super().__init__()
         self.norm, self.summed = nn.BatchNorm2d(channels), summed
 
     def forward(self, maps: torch.Tensor) -> torch.Tensor:
-        return rectified(self.norm, maps, maps if self.summed else None)
+        return dispatch.bn_add_relu(self.norm, maps, maps if self.summed else None)
 
 
 def maps_of(views: int, channels: int, size: int) -> torch.Tensor:
@@ -61,12 +62,12 @@ def fewer(maps: torch.Tensor, views: int) -> str:
     return f", {len(maps)} views" if len(maps) < views else ""
 
 
-def timed(network: nn.Module, inputs: torch.Tensor, mode: type) -> float:
+def timed(network: nn.Module, inputs: torch.Tensor, mode: Callable[[nn.Module], AbstractContextManager]) -> float:
     """Seconds of forward and backward; a pass before counts for nothing, since memory is new to it."""
     for _ in range(2):
         network.zero_grad()
         start = time.perf_counter()
-        with mode():
+        with mode(network):
             out = network(inputs)
         out.backward(torch.ones_like(out))
     return time.perf_counter() - start
@@ -74,7 +75,7 @@ def timed(network: nn.Module, inputs: torch.Tensor, mode: type) -> float:
 
 def compare(name: str, network: nn.Module, inputs: torch.Tensor, turns: int) -> dict:
     network, inputs = (x.to(memory_format=torch.channels_last) for x in (network, inputs))
-    ways = (lambda mode=mode: timed(network, inputs, mode) for mode in (nullcontext, Faster))
+    ways = (lambda mode=mode: timed(network, inputs, mode) for mode in (nullcontext, optimize))
     return beside_torch(name, *ways, turns)
 
 
@@ -98,7 +99,8 @@ def main() -> None:
         maps = maps_of(options.batch, channels, size)
         for summed in (False, True):
             name = f"batch norm{', sum' * summed} and ReLU of {channels} channels at {size}x{size}"
-            rows.append(compare(name + fewer(maps, options.batch), Rectified(channels, summed), maps, options.turns))
+            layer = BatchNormAddReLU(channels, summed)
+            rows.append(compare(name + fewer(maps, options.batch), layer, maps, options.turns))
     for inputs, outputs, size, stride in BLOCKS:
         maps = maps_of(options.batch, inputs, size)
         name = f"block of {inputs} to {outputs} channels at {size}x{size}, stride {stride}{fewer(maps, options.batch)}"

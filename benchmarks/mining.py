@@ -16,12 +16,12 @@ from torch.profiler import record_function
 
 import turns
 from psm.config.schema import OptimConfig, ViewsConfig
-from psm.kernels.malloc import keep_freed_memory
 from psm.methods import get_method
 from psm.mining.memory_bank import MemoryBank
 from psm.models.factory import create_encoder, prefers_channels_last
 from psm.models.heads import prediction_head, projection_head
 from psm.models.siamese import SiameseNetworks
+from psm.ops import keep_freed_memory
 from psm.training.module import step_loss
 from psm.training.optim import build_optimizer
 from psm.views.transform import Views

@@ -8,28 +8,24 @@ views, its SGD a tensor at a time, and freed memory handed back to the system.
 
 import argparse
 import os
-from contextlib import nullcontext
 
 import torch
 from torch.autograd.profiler_util import FunctionEvent
 from torch.profiler import profile, record_function
 
 import mining
-import psm.kernels.crop
-import psm.kernels.similarity
-import psm.models.siamese
 import psm.training.module
 from turns import keep
 
 # Parts that the step names itself; what is in none of them goes by its operator.
 NAMED = ("views", "loss and mining, forward", "optimizer", "target and bank")
 OPERATORS = {
-    "residual blocks in one, backward": ("ResidualBackward",),
-    "residual blocks in one, forward": ("Residual",),
-    "convolutions, backward": ("convolution_backward", "ConvolutionBackward"),
-    "convolutions, forward": ("mkldnn_convolution", "_slow_conv", "thnn_conv", "Convolution"),
+    "fused residual blocks, backward": ("FusedBlockBackward",),
+    "fused residual blocks, forward": ("FusedBlock",),
+    "convolutions, backward": ("convolution_backward", "WinogradConvBackward"),
+    "convolutions, forward": ("mkldnn_convolution", "_slow_conv", "thnn_conv", "WinogradConv"),
     "matrix products": ("addmm", "aten::mm", "aten::bmm", "linear"),
-    "batch norm": ("batch_norm", "Rectified"),
+    "batch norm": ("batch_norm", "BatchNormAddReLU"),
     "ReLU, sums, pooling": ("threshold", "clamp_min", "aten::add", "max_pool", "mean", "relu"),
 }
 ELSE = "all else"
@@ -57,13 +53,11 @@ def name_the_loss() -> None:
     psm.training.module.method_loss = named
 
 
-def as_torch_has_it() -> None:
-    psm.models.siamese.faster = lambda device: nullcontext()
-    psm.kernels.similarity.searchable = psm.kernels.similarity.summable = psm.kernels.crop.apply_to = lambda *given: (
-        False
+def in_plain_pytorch() -> None:
+    os.environ["PSM_KERNELS"] = "0"
+    mining.build_optimizer = lambda learned, _: torch.optim.SGD(
+        learned, 0.01, momentum=0.9, weight_decay=1e-3, foreach=True
     )
-    mining.keep_freed_memory = lambda: False
-    mining.sgd = lambda learned, _: torch.optim.SGD(learned, 0.01, momentum=0.9, weight_decay=1e-3, foreach=True)
 
 
 def main() -> None:
@@ -78,7 +72,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     if options.plain:
-        as_torch_has_it()
+        in_plain_pytorch()
     name_the_loss()
     contender = mining.Contender(options.method, options.encoder, options.stem, options.batch)
     for _ in range(2):

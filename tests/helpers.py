@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.nn.functional import normalize
 
-from psm.kernels import runtime
+from psm import kernels
 from psm.losses.method_loss import method_loss
 from psm.methods import get_method
 from psm.mining.batch import MiningBatch
@@ -33,7 +33,7 @@ SMALL = {
     "progress": False,
 }
 
-compiled = pytest.mark.skipif(runtime.lanes() is None, reason="nothing is compiled for this processor")
+compiled = pytest.mark.skipif(kernels.runtime.simd_width() is None, reason=f"kernels: {kernels.status()}")
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 needs_browser = pytest.mark.skipif(CHROMIUM is None, reason="needs chromium")

@@ -2,7 +2,7 @@
 
 python bare_networks.py METHOD ENCODER STEM BATCH THREADS PLAIN
 
-With a 1 for PLAIN all of it goes by torch's own functions.
+With a 1 for PLAIN the networks run in plain PyTorch.
 """
 
 import sys
@@ -11,12 +11,12 @@ from pathlib import Path
 
 import torch
 
-import psm.models.siamese
-from psm.kernels.malloc import keep_freed_memory
+from psm import ops
 from psm.methods import get_method
 from psm.models.factory import create_encoder, prefers_channels_last
 from psm.models.heads import prediction_head, projection_head
 from psm.models.siamese import SiameseNetworks
+from psm.ops import keep_freed_memory
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from turns import answer
@@ -25,7 +25,7 @@ from turns import answer
 def main() -> None:
     method, name, stem, batch, threads, plain = sys.argv[1:]
     if int(plain):
-        psm.models.siamese.faster = lambda device: nullcontext()
+        ops.accelerated = lambda module, device: nullcontext()
     torch.set_num_threads(int(threads))
     keep_freed_memory()
     spec = get_method(method)

@@ -14,7 +14,7 @@ import torch
 from psm.config import merge as settings
 from psm.config.schema import PretrainConfig
 from psm.data import ImageDataset, ImageStore
-from psm.kernels.malloc import keep_freed_memory
+from psm.ops import keep_freed_memory
 from psm.training.pretrain import _prepare
 from psm.training.resolve import resolve
 from psm.utils.run_folder import RunFolder

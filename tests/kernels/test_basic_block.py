@@ -1,4 +1,4 @@
-"""A residual block in one: equal to its layers, value, gradients and running moments; only where it applies."""
+"""A fused residual block equals its layers in value, gradients and running statistics; fused only where supported."""
 
 from contextlib import nullcontext
 from copy import deepcopy
@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from helpers import compiled, using
-from psm.kernels import basic_block as blocks
-from psm.kernels import winograd as tiles
-from psm.kernels.dispatch import Faster, in_one
+from psm.kernels import basic_block, winograd
+from psm.kernels.dispatch import can_fuse_block, optimize
 from psm.models import factory, resnet
 from psm.training.distributed import SyncBatchNormCPU
 
@@ -22,7 +21,7 @@ FORMATS = (torch.contiguous_format, torch.channels_last)
 @pytest.fixture(autouse=True)
 def any_size(monkeypatch):
     """Few maps too, which are quicker to test."""
-    monkeypatch.setattr(tiles, "LEAST_TILES", 1)
+    monkeypatch.setattr(winograd, "MIN_TILES", 1)
 
 
 def maps_of(*shape, layout=torch.channels_last):
@@ -59,7 +58,7 @@ def _between(values):
 
 def passes(block, maps, mode=nullcontext):
     """Value, gradients for an uneven gradient of the value, running moments."""
-    with mode():
+    with mode(block):
         out = block(maps)
     weights = torch.randn(out.shape, generator=torch.Generator().manual_seed(7)).to(out.dtype)
     return out.detach(), *torch.autograd.grad((out * weights).sum(), (maps, *block.parameters())), *block.buffers()
@@ -80,9 +79,9 @@ def test_value_gradients_and_running_moments_equal_the_layers(batch, sides, inpu
     block = block_of(inputs, inputs * stride, stride, maps).to(memory_format=layout)
     doubles, single = deepcopy(block).double(), deepcopy(block)
     with using(threads):
-        with Faster():
-            assert in_one(block, maps)
-        found = passes(block, maps, Faster)
+        with optimize(block):
+            assert can_fuse_block(block, maps)
+        found = passes(block, maps, optimize)
     exact = passes(doubles, maps.detach().double().requires_grad_())
     plain = passes(single, maps)
     for fast, torchs, true in zip(found, plain, exact, strict=True):
@@ -98,9 +97,9 @@ def test_it_is_the_same_each_time_and_changes_nothing_that_was_kept(stride):
     maps = maps_of(40, 64, 8, 8)
     block = block_of(64, 64 * stride, stride, maps)
     with using(2):
-        found = [passes(deepcopy(block), maps, Faster) for _ in range(5)]
+        found = [passes(deepcopy(block), maps, optimize) for _ in range(5)]
     assert all(torch.equal(x, y) for again in found[1:] for x, y in zip(again, found[0], strict=True))
-    with Faster():
+    with optimize(block):
         out = block(maps)
     first, second = (torch.autograd.grad(out.sum(), (maps, *block.parameters()), retain_graph=True) for _ in range(2))
     assert all(torch.equal(x, y) for x, y in zip(first, second, strict=True))
@@ -108,9 +107,9 @@ def test_it_is_the_same_each_time_and_changes_nothing_that_was_kept(stride):
 
 @compiled
 def test_second_derivatives_are_refused():
-    maps = maps_of(8, 32, 8, 8)
-    with Faster():
-        (gradient,) = torch.autograd.grad(resnet.BasicBlock(32, 32, 1)(maps).square().sum(), maps, create_graph=True)
+    maps, block = maps_of(8, 32, 8, 8), resnet.BasicBlock(32, 32, 1)
+    with optimize(block):
+        (gradient,) = torch.autograd.grad(block(maps).square().sum(), maps, create_graph=True)
     with pytest.raises(RuntimeError, match="once_differentiable"):
         gradient.sum().backward()
 
@@ -120,13 +119,13 @@ def test_second_derivatives_are_refused():
 def test_neither_default_type_nor_autocast_nor_hooks_of_what_is_saved_change_it(stride):
     maps = maps_of(8, 32, 16, 16)
     block = block_of(32, 32 * stride, stride, maps)
-    usual = passes(deepcopy(block), maps, Faster)
+    usual = passes(deepcopy(block), maps, optimize)
     elsewhere = deepcopy(block)
     weights = torch.randn(usual[0].shape, generator=torch.Generator().manual_seed(7))
     saved = torch.autograd.graph.saved_tensors_hooks(lambda x: x.detach().contiguous().clone(), lambda x: x)
     torch.set_default_dtype(torch.float64)
     try:
-        with Faster(), saved:
+        with optimize(elsewhere), saved:
             out = elsewhere(maps)
         with torch.autocast("cpu", torch.bfloat16):
             gradients = torch.autograd.grad(out, (maps, *elsewhere.parameters()), weights)
@@ -149,7 +148,7 @@ def test_gradients_go_to_their_own_parameters_and_to_none_that_is_frozen(stride)
     frozen.bn1.requires_grad_(False)
     frozen.conv2.requires_grad_(False)
     for each in (block, turned, frozen):
-        with Faster():
+        with optimize(each):
             each(maps).square().sum().backward()
     gradients = dict(block.named_parameters())
     for name, parameter in turned.named_parameters():
@@ -166,7 +165,7 @@ def test_gradients_go_to_their_own_parameters_and_to_none_that_is_frozen(stride)
 def test_what_is_no_number_shows_and_inference_is_the_same(stride):
     maps = maps_of(8, 32, 16, 16).detach()
     block = block_of(32, 32 * stride, stride, maps)
-    with Faster(), torch.no_grad():
+    with optimize(block), torch.no_grad():  # copies within the context are fast too
         usual = deepcopy(block)(maps)
         with torch.inference_mode():
             assert torch.equal(deepcopy(block)(maps), usual)
@@ -195,8 +194,9 @@ class OwnConvolution(nn.Conv2d):
 @compiled
 @pytest.mark.parametrize("stride", [1, 2])
 def test_what_the_others_differ_from_goes_in_one(stride):
-    with Faster():
-        assert in_one(resnet.BasicBlock(32, 32 * stride, stride), maps_of(8, 32, 16, 16))
+    block = resnet.BasicBlock(32, 32 * stride, stride)
+    with optimize(block):
+        assert can_fuse_block(block, maps_of(8, 32, 16, 16))
 
 
 OTHERS = {
@@ -235,19 +235,21 @@ OTHERS = {
 }  # fmt: skip
 
 
+@compiled
 @pytest.mark.parametrize("name", OTHERS)
 def test_anything_else_goes_by_its_layers(monkeypatch, name):
     block = OTHERS[name]
-    monkeypatch.setattr(resnet, "residual", None)
-    with Faster(), torch.no_grad():
+    monkeypatch.setattr(basic_block, "fused_block", None)
+    with optimize(block), torch.no_grad():
         block(torch.randn(8, 32, 16, 16).to(next(block.parameters()).dtype))
 
 
-def test_somebody_who_listens_to_all_modules_hears_the_layers(monkeypatch):
+@compiled
+def test_global_hooks_see_every_layer():
     heard, block = [], resnet.BasicBlock(32, 32, 1)
     handle = nn.modules.module.register_module_forward_hook(lambda module, *given: heard.append(type(module).__name__))
     try:
-        with Faster(), torch.no_grad():
+        with optimize(block), torch.no_grad():
             block(torch.randn(8, 32, 16, 16))
     finally:
         handle.remove()
@@ -256,34 +258,42 @@ def test_somebody_who_listens_to_all_modules_hears_the_layers(monkeypatch):
 
 @pytest.mark.parametrize("stride", [1, 2])
 def test_maps_of_other_channels_get_torch_s_own_words(stride):
-    with Faster(), pytest.raises(RuntimeError, match="channels"):
-        resnet.BasicBlock(32, 32 * stride, stride)(torch.randn(8, 64, 16, 16))
+    block = resnet.BasicBlock(32, 32 * stride, stride)
+    with optimize(block), pytest.raises(RuntimeError, match="channels"):
+        block(torch.randn(8, 64, 16, 16))
 
 
-def test_layers_that_do_not_fit_each_other_get_torch_s_own_words(monkeypatch):
-    monkeypatch.setattr(resnet, "residual", None)
-    other_kernel = resnet.BasicBlock(32, 64, 2)
-    other_kernel.downsample[0].weight = nn.Parameter(torch.randn(64, 32, 3, 3))
-    with Faster(), pytest.raises(RuntimeError):
-        other_kernel(torch.randn(8, 32, 16, 16))
-    with Faster(), pytest.raises(RuntimeError):
-        put("bn1", nn.BatchNorm2d(64))(torch.randn(8, 32, 16, 16))
-    with Faster(), pytest.raises(RuntimeError):
-        put("conv2", convolution(64, 64))(torch.randn(8, 32, 16, 16))
-    with Faster(), pytest.raises(RuntimeError):
-        put("downsample", nn.Sequential(convolution(32, 32, 1, 0, stride=2), nn.BatchNorm2d(32)), 2)(
-            torch.randn(8, 32, 16, 16)
-        )
+def with_another_kernel():
+    block = resnet.BasicBlock(32, 64, 2)
+    block.downsample[0].weight = nn.Parameter(torch.randn(64, 32, 3, 3))
+    return block
 
 
+@compiled
+@pytest.mark.parametrize(
+    "block",
+    [
+        with_another_kernel(),
+        put("bn1", nn.BatchNorm2d(64)),
+        put("conv2", convolution(64, 64)),
+        put("downsample", nn.Sequential(convolution(32, 32, 1, 0, stride=2), nn.BatchNorm2d(32)), 2),
+    ],
+)
+def test_layers_that_do_not_fit_each_other_get_torch_s_own_words(monkeypatch, block):
+    monkeypatch.setattr(basic_block, "fused_block", None)
+    with optimize(block), pytest.raises(RuntimeError):
+        block(torch.randn(8, 32, 16, 16))
+
+
+@compiled
 def test_mixed_precision_and_compilers_go_by_the_layers(monkeypatch):
-    monkeypatch.setattr(resnet, "residual", None)
+    monkeypatch.setattr(basic_block, "fused_block", None)
     block, maps = resnet.BasicBlock(32, 32, 1), torch.randn(8, 32, 8, 8)
-    with Faster(), torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+    with optimize(block), torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
         block(maps)
-    with Faster(), torch.no_grad():
+    with optimize(block), torch.no_grad():
         torch.compile(block, backend="eager")(maps)
-    block(maps)  # out of the mode
+    block(maps)  # outside of the context
 
 
 @compiled
@@ -296,10 +306,11 @@ def test_mixed_precision_and_compilers_go_by_the_layers(monkeypatch):
     ],
 )
 def test_encoders_take_it(monkeypatch, encoder, stem, taken):
-    found, whole = [], blocks.residual
+    found, fused = [], basic_block.fused_block
     monkeypatch.setattr(
-        resnet, "residual", lambda block, maps: found.append(tuple(maps.shape[1:3])) or whole(block, maps)
+        basic_block, "fused_block", lambda block, maps: found.append(tuple(maps.shape[1:3])) or fused(block, maps)
     )
-    with Faster(), torch.no_grad():
-        factory.create_encoder(encoder, stem, 32)(torch.randn(64, 3, 32, 32))
+    network = factory.create_encoder(encoder, stem, 32)
+    with optimize(network), torch.no_grad():
+        network(torch.randn(64, 3, 32, 32))
     assert found == taken

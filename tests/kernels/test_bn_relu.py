@@ -1,4 +1,4 @@
-"""Batch norm, sum and ReLU in one: equal to torch's three, and taken only where they apply."""
+"""Fused BN + add + ReLU equals PyTorch's three layers, and runs only where it is supported."""
 
 from copy import deepcopy
 
@@ -10,16 +10,16 @@ from torch import nn
 from torch.nn import functional
 
 from helpers import compiled, using
-from psm.kernels import bn_relu as norms
-from psm.kernels import dispatch as faster
-from psm.models import factory, resnet
+from psm.kernels import bn_relu, dispatch
+from psm.kernels.dispatch import optimize
+from psm.models import factory
 from psm.training.distributed import SyncBatchNormCPU
 
 
 @pytest.fixture(autouse=True)
 def any_size(monkeypatch):
     """Small maps too, which are quicker to test."""
-    monkeypatch.setattr(norms, "LEAST", 0)
+    monkeypatch.setattr(bn_relu, "MIN_FLOATS", 0)
 
 
 def maps_of(*shape, seed=0, far=0.0):
@@ -39,8 +39,8 @@ def passes(norm, maps, plus, near=0.0):
 
     Values ``near`` zero weigh nothing: rounding may put them on either side of it, and their gradient with them.
     """
-    with faster.Faster():
-        out = faster.rectified(norm, maps, plus)
+    with optimize(norm):
+        out = dispatch.bn_add_relu(norm, maps, plus)
     exact = functional.batch_norm(
         maps.double(), None, None, norm.weight.double(), norm.bias.double(), True, eps=norm.eps
     )
@@ -68,7 +68,7 @@ def test_values_gradients_and_running_moments_equal_torch_s(batch, side, channel
     doubles = [None if x is None else x.detach().double().requires_grad_() for x in (maps, plus)]
     near = 1e-5 * max(1.0, far)
     exact = passes(deepcopy(norm).double(), *doubles, near)  # torch's: only single precision has another way
-    assert norms.apply_to(norm, maps, plus)
+    assert bn_relu.supports(norm, maps, plus)
     found = passes(norm, maps, plus, near)
     for fast, true in zip(found, exact, strict=True):
         assert (fast - true).abs().max() <= 1e-4 * max(1.0, far) * true.abs().max()
@@ -81,7 +81,7 @@ def test_it_errs_less_than_torch():
     with torch.no_grad():
         true = functional.relu(deepcopy(norm).double()(maps.double()))
         torchs = functional.relu(deepcopy(norm)(maps))
-        found = norms.rectified(norm, maps)
+        found = bn_relu.bn_add_relu(norm, maps)
     assert (found - true).abs().max() <= max((torchs - true).abs().max(), 1e-5)
 
 
@@ -95,11 +95,11 @@ def test_what_is_no_number_shows_as_in_torch(summed):
             maps = maps_of(4, 32, 4, 4).detach()
             maps[1, 3, 2, 2] = value
             expected = functional.relu(deepcopy(norm)(maps))
-            assert torch.equal(norms.rectified(norm, maps, plus).isnan(), expected.isnan())
+            assert torch.equal(bn_relu.bn_add_relu(norm, maps, plus).isnan(), expected.isnan())
     if summed:
         with torch.no_grad():
             plus[0, 0, 0, 0], plus[0, 1, 0, 0] = -float("inf"), float("nan")
-            found = norms.rectified(norm, maps_of(4, 32, 4, 4).detach(), plus)
+            found = bn_relu.bn_add_relu(norm, maps_of(4, 32, 4, 4).detach(), plus)
         assert found[0, 0, 0, 0] == 0
         assert found[0, 1, 0, 0].isnan()
 
@@ -107,7 +107,7 @@ def test_what_is_no_number_shows_as_in_torch(summed):
 @compiled
 def test_the_gradient_can_be_taken_twice():
     maps, norm = maps_of(8, 32, 4, 4), norm_of(32)
-    out = norms.rectified(norm, maps)
+    out = bn_relu.bn_add_relu(norm, maps)
     first, second = (torch.autograd.grad(out.sum(), (maps, norm.weight), retain_graph=True) for _ in range(2))
     assert all(torch.equal(x, y) for x, y in zip(first, second, strict=True))
 
@@ -133,6 +133,7 @@ def eval_norm():
     return nn.BatchNorm2d(32).eval()
 
 
+@compiled
 @pytest.mark.parametrize(
     ("norm", "maps"),
     [
@@ -151,29 +152,30 @@ def eval_norm():
     ],
 )
 def test_any_other_norm_is_left_alone(norm, maps):
-    assert not norms.apply_to(norm, maps, None)
+    assert not bn_relu.supports(norm, maps, None)
 
 
-def test_outside_the_mode_it_is_torch_s(monkeypatch):
-    monkeypatch.setattr(norms, "rectified", None)
+@compiled
+def test_outside_the_context_it_is_torch_s(monkeypatch):
+    monkeypatch.setattr(bn_relu, "bn_add_relu", None)
     norm, maps = norm_of(32), maps_of(8, 32, 4, 4)
     with torch.no_grad():
-        assert torch.equal(faster.rectified(deepcopy(norm), maps), functional.relu(norm(maps)))
+        assert torch.equal(dispatch.bn_add_relu(deepcopy(norm), maps), functional.relu(norm(maps)))
 
 
 @compiled
 def test_small_maps_are_torch_s(monkeypatch):
-    monkeypatch.setattr(norms, "LEAST", 2**20)
-    assert not norms.apply_to(norm_of(32), maps_of(8, 32, 4, 4), None)
-    assert norms.apply_to(norm_of(32), torch.empty(512, 32, 16, 16, memory_format=torch.channels_last), None)
+    monkeypatch.setattr(bn_relu, "MIN_FLOATS", 2**20)
+    assert not bn_relu.supports(norm_of(32), maps_of(8, 32, 4, 4), None)
+    assert bn_relu.supports(norm_of(32), torch.empty(512, 32, 16, 16, memory_format=torch.channels_last), None)
 
 
 @compiled
 def test_a_network_takes_it(monkeypatch):
-    taken, plain = [], norms.rectified
-    monkeypatch.setattr(norms, "rectified", lambda *given: taken.append(given[2] is not None) or plain(*given))
-    monkeypatch.setattr(resnet, "in_one", lambda *given: False)  # layer by layer
+    taken, plain = [], bn_relu.bn_add_relu
+    monkeypatch.setattr(bn_relu, "bn_add_relu", lambda *given: taken.append(given[2] is not None) or plain(*given))
+    monkeypatch.setattr(dispatch, "can_fuse_block", lambda *given: False)  # layer by layer
     network = factory.create_encoder("tiny", "cifar", 32).to(memory_format=torch.channels_last)
-    with faster.Faster():
+    with optimize(network):
         network(maps_of(8, 3, 32, 32).detach())
     assert taken == [False, *[False, True] * 4]  # the stem, and two in each of four blocks

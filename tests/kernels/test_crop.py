@@ -1,5 +1,6 @@
-"""Crop and colors in one pass: the views that torch's functions make, and taken only where it applies."""
+"""The crop and color kernel makes the views of the plain definition, and runs only where it is supported."""
 
+from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
@@ -8,10 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helpers import compiled, using
+from psm import kernels, ops
 from psm.config.schema import ViewsConfig
-from psm.kernels import crop as crops
-from psm.kernels import runtime as processor
-from psm.views.transform import LUMA, Views
+from psm.kernels import crop, runtime
+from psm.views.functional import LUMA, constant
+from psm.views.transform import Views
 
 MEAN, STD = (0.5, 0.4, 0.3), (0.25, 0.2, 0.3)
 
@@ -29,13 +31,21 @@ def slopes(count, height, width):
     )
 
 
-def made(views, images, way=None, channels_last=False, draws=None):
-    """Views, by torch's functions if ``way`` is False."""
+def made(views, images, kernel=True, channels_last=False, draws=None):
+    """Views, by the plain definition if ``kernel`` is False."""
     draws = draws or views.sample_params(len(images), torch.Generator().manual_seed(1))
-    with pytest.MonkeyPatch.context() as changed:
-        if way is False:
-            changed.setattr(crops, "apply_to", lambda *given: False)
+    with nullcontext() if kernel else kernels.disabled():
         return views.apply(images, draws, channels_last=channels_last)
+
+
+def op_arguments(images, size=32, views=None, draws=None):
+    """Arguments of ``ops.crop_color`` for two views of images."""
+    views = views or Views(ViewsConfig(), size, MEAN, STD)
+    draws = draws or views.sample_params(len(images), torch.Generator().manual_seed(1))
+    boxes = draws.boxes(*images.shape[2:], views.settings.crop_ratio)
+    out = torch.empty(2, len(images), 3, size, size, dtype=torch.float32)
+    fixed = constant((LUMA, MEAN, STD), torch.device("cpu"))
+    return images, boxes, draws.flip, *draws.colors(), *fixed, out
 
 
 @compiled
@@ -46,15 +56,15 @@ def made(views, images, way=None, channels_last=False, draws=None):
     width=st.integers(1, 40),
     size=st.integers(1, 40),
     later=st.sampled_from([{}, {"blur": 0.5}, {"solarize": 0.5}, {"blur": 0.5, "solarize": 0.5}]),
-    crop=st.sampled_from([[0.05, 1.0], [0.2, 1.0], [1.0, 1.0]]),
+    crop_scale=st.sampled_from([[0.05, 1.0], [0.2, 1.0], [1.0, 1.0]]),
     channels_last=st.booleans(),
     threads=st.integers(1, 3),
 )
-def test_views_are_those_of_torch(count, height, width, size, later, crop, channels_last, threads):
-    views = Views(ViewsConfig(size=size, crop_scale=crop, **({"blur": 0.0} | later)), size, MEAN, STD)
+def test_views_are_those_of_torch(count, height, width, size, later, crop_scale, channels_last, threads):
+    views = Views(ViewsConfig(size=size, crop_scale=crop_scale, **({"blur": 0.0} | later)), size, MEAN, STD)
     images = images_of(count, height, width)
     with using(threads):
-        assert crops.apply_to(images, size)
+        assert crop.supports(*op_arguments(images, size))
         found = made(views, images, channels_last=channels_last)
     expected = made(views, images, False, channels_last)
     assert found.stride() == expected.stride()
@@ -79,7 +89,7 @@ def test_three_views_in_several_parts_of_images_that_lie_apart(blur):
     views = Views(ViewsConfig(size=64, blur=blur), 64, MEAN, STD)
     images = images_of(100, 64, 128)[..., ::2]
     draws = views.sample_params(100, torch.Generator().manual_seed(1), views=3)
-    found, expected = (made(views, images, way, draws=draws) for way in (None, False))
+    found, expected = (made(views, images, kernel, draws=draws) for kernel in (True, False))
     torch.testing.assert_close(found, expected, atol=2e-4, rtol=0)
 
 
@@ -91,14 +101,14 @@ def test_draws_that_images_share_and_boxes_that_are_none():
         draws, brightness=torch.ones(2, 1), contrast=torch.full((2, 1), 0.5), crop_position=draws.crop_position[:, :1]
     )
     shared = replace(shared, crop_scale=draws.crop_scale[:, :1], crop_ratio=draws.crop_ratio[:, :1])
-    found, expected = (made(views, images, way, draws=shared) for way in (None, False))
+    found, expected = (made(views, images, kernel, draws=shared) for kernel in (True, False))
     torch.testing.assert_close(found, expected, atol=2e-4, rtol=0)
     for wrong in (-0.5, torch.nan):  # nothing outside the image is read
         place = draws.crop_position.clone()
         place[1, 2] = wrong
         area = draws.crop_scale.clone()
         area[1, 2] = 0.3
-        found = made(views, images, draws=replace(draws, crop_position=place, crop_scale=area))
+        found = made(views, images, draws=replace(draws, place=place, area=area))
         assert found[1, 2].isnan().all()
         assert found.isnan().flatten(2).any(2).sum() == 1
 
@@ -124,43 +134,57 @@ def test_neither_default_type_nor_device_changes_it():
     try:
         with torch.autocast("cpu", torch.bfloat16), torch.inference_mode():
             assert torch.equal(made(views, images, draws=draws), expected)
-        given = crops_of(views, images, draws)
+        given = op_arguments(images, 32, views, draws)
         with torch.device("meta"):
-            crops.make(*given)
-        assert torch.equal(given[0], expected)
+            crop.crop_color(*given)
+        assert torch.equal(given[-1], expected)
     finally:
         torch.set_default_dtype(torch.float32)
 
 
-def crops_of(views, images, draws):
-    """What ``crops.make`` is given."""
-    box = draws.boxes(*images.shape[2:], views.settings.crop_ratio)
-    empty = torch.empty(2, len(images), 3, 32, 32, dtype=torch.float32)
-    return empty, images, box, draws.flip, draws.colors(), (LUMA, MEAN, STD)
+@compiled
+def test_what_it_does_not_support():
+    images = images_of(4, 32, 32)
+    assert crop.supports(*op_arguments(images))
+    assert not crop.supports(images.to("meta"), *op_arguments(images)[1:])
+    assert not crop.supports(*op_arguments(images[:0]))
+    assert not crop.supports(images[:, :, :0], *op_arguments(images)[1:])
+    assert not crop.supports(*op_arguments(torch.empty(1, 3, 1, 5000, dtype=torch.uint8)))
+    zeros = torch._efficientzerotensor((1, 3, 8, 8), dtype=torch.uint8)
+    assert not crop.supports(zeros, *op_arguments(images[:1])[1:])
+    assert not crop.supports(*op_arguments(images[:1], 5000))
+    *given, out = op_arguments(images)
+    assert not crop.supports(*given, out.double())
+    assert not crop.supports(*given, torch.empty(2, 8, 3, 32, 32)[:, :4])  # views that do not lie side by side
+    given[4] = given[4].double()
+    assert not crop.supports(*given, out)
 
 
-def test_other_images_go_by_torch(monkeypatch):
-    monkeypatch.setattr(crops, "make", None)
-    views, images = Views(ViewsConfig(), 32, MEAN, STD), images_of(4, 32, 32)
-    assert not crops.apply_to(images.to("meta"), 32)
-    assert not crops.apply_to(images[:0], 32)
-    assert not crops.apply_to(images[:, :, :0], 32)
-    assert not crops.apply_to(torch.empty(1, 3, 1, 5000, dtype=torch.uint8), 32)
-    assert not crops.apply_to(torch._efficientzerotensor((1, 3, 8, 8), dtype=torch.uint8), 32)
-    assert not crops.apply_to(images, 32, torch.zeros(2, 4, dtype=torch.float64))
-    assert not crops.apply_to(images, 5000)
-    monkeypatch.setattr(processor, "_native", None)
-    processor.lanes.cache_clear()
+@pytest.mark.parametrize("strided", [False, True])
+def test_other_views_are_made_by_the_definition(monkeypatch, strided):
+    monkeypatch.setitem(ops._kernels, "crop_color", ops.Kernel(crop.supports, None))
+    images = images_of(4, 32, 32)
+    *given, out = op_arguments(images)
+    out = torch.empty(2, 8, 3, 32, 32)[:, :4] if strided else out
+    if not strided:
+        monkeypatch.setattr(runtime, "_native", None)
+        runtime.native_width.cache_clear()
     try:
-        assert made(views, images).shape == (2, 4, 3, 32, 32)
+        ops.crop_color(*given, out)
     finally:
-        processor.lanes.cache_clear()
+        runtime.native_width.cache_clear()
+    expected = made(Views(ViewsConfig(), 32, MEAN, STD), images, kernel=False)
+    assert torch.equal(out, expected)
 
 
 @compiled
 def test_it_is_taken(monkeypatch):
-    taken, whole = [], crops.make
-    monkeypatch.setattr(crops, "make", lambda *given: taken.append(len(given[1])) or whole(*given))
+    taken = []
+
+    def counted(*given):
+        return crop.supports(*given) and not taken.append(len(given[0]))
+
+    monkeypatch.setitem(ops._kernels, "crop_color", ops.Kernel(counted, crop.crop_color))
     made(Views(ViewsConfig(), 32, MEAN, STD), images_of(300, 32, 32))
     made(Views(ViewsConfig(blur=0.5, size=64), 64, MEAN, STD), images_of(100, 64, 64))
-    assert taken == [300, 64, 36]  # with a blur a part at a time
+    assert taken == [300, 64, 36]  # with a blur a chunk at a time

@@ -1,4 +1,4 @@
-"""Products with a bank, compiled: the k largest and the sum of exponentials as torch finds them, where that applies."""
+"""Top-k and log-sum-exp of similarities with a bank equal PyTorch's, and their kernels run only where supported."""
 
 import pytest
 import torch
@@ -7,16 +7,15 @@ from hypothesis import strategies as st
 from torch.nn.functional import normalize
 
 from helpers import compiled, using
-from psm.kernels import runtime as processor
-from psm.kernels import similarity as products
-from psm.losses.functional import logsumexp_of_products
+from psm import kernels, ops
+from psm.kernels import runtime, similarity
 from psm.mining.memory_bank import MemoryBank
 
 
 @pytest.fixture(autouse=True)
 def any_size(monkeypatch):
     """Few rows too, which are quicker to test."""
-    monkeypatch.setattr(products, "LEAST", 0)
+    monkeypatch.setattr(similarity, "MIN_PAIRS", 0)
 
 
 def unit(*shape, seed=0):
@@ -29,17 +28,16 @@ def bank_of(rows, ids=None):
     return bank
 
 
-def by_torch(monkeypatch, *given):
-    with monkeypatch.context() as changed:
-        changed.setattr(products, "searchable", lambda *given: False)
-        return bank_of(*given[0]).search(*given[1:])
+def by_torch(bank, *given):
+    with kernels.disabled():
+        return bank_of(*bank).search(*given)
 
 
 @compiled
 @settings(deadline=None)
 @given(
     queries=st.integers(48, 90),
-    rows=st.integers(32 * products.BLOCK, 1600),
+    rows=st.integers(32 * similarity.BLOCK, 1600),
     width=st.sampled_from([1, 6, 128]),
     k=st.integers(1, 4),
     images=st.integers(2, 300),
@@ -49,10 +47,10 @@ def by_torch(monkeypatch, *given):
 def test_it_finds_the_largest(queries, rows, width, k, images, own, threads):
     vectors, held = unit(queries, width, seed=1), unit(rows, width)
     ids, whose = torch.arange(rows) % images, torch.arange(queries) % images
-    k = min(k, rows // products.BLOCK // 2 // processor.lanes())
+    k = min(k, rows // similarity.BLOCK // 2 // runtime.simd_width())
     with using(threads):
-        assert products.searchable(vectors, held, k, ids, whose)
-        values, places = products.largest(vectors, held, k, ids, whose if own else None)
+        assert similarity.supports_topk(vectors, held, k, ids, whose)
+        values, places = similarity.topk_similarity(vectors, held, k, ids, whose if own else None)
     exact = vectors.double() @ held.double().T
     if own:
         exact = exact.masked_fill(ids == whose[:, None], -torch.inf)
@@ -63,21 +61,21 @@ def test_it_finds_the_largest(queries, rows, width, k, images, own, threads):
 
 @compiled
 @pytest.mark.parametrize("count", [64, 100])  # in whole vectors, and not
-def test_a_bank_mines_the_same_with_it(monkeypatch, count):
+def test_a_bank_mines_the_same_with_it(count):
     rows, vectors = unit(3000, 32), unit(count, 32, seed=1)
     ids, own = torch.arange(3000) % 500, torch.arange(count)
     found = bank_of(rows, ids).search(vectors, 5, own)
-    for fast, torchs in zip(found, by_torch(monkeypatch, (rows, ids), vectors, 5, own), strict=True):
+    for fast, torchs in zip(found, by_torch((rows, ids), vectors, 5, own), strict=True):
         torch.testing.assert_close(fast, torchs, atol=1e-6, rtol=0)
 
 
 @compiled
 @pytest.mark.parametrize("broken", ["row", "query"])
-def test_what_is_no_number_shows_as_in_torch(monkeypatch, broken):
+def test_what_is_no_number_shows_as_in_torch(broken):
     rows, vectors = unit(3000, 32), unit(40, 32, seed=1)
     (rows if broken == "row" else vectors)[7, 3] = torch.nan
     found = bank_of(rows).search(vectors, 2)
-    assert torch.equal(found.found, by_torch(monkeypatch, (rows,), vectors, 2).found)
+    assert torch.equal(found.found, by_torch((rows,), vectors, 2).found)
     assert found.found.any() == (broken == "query")
 
 
@@ -99,13 +97,13 @@ def test_too_few_rows_beside_a_last_block_that_is_not_full():
 
 @compiled
 @pytest.mark.parametrize("fill", [1933, 2000])
-def test_a_bank_that_is_not_full_and_vectors_that_lie_apart(monkeypatch, fill):
+def test_a_bank_that_is_not_full_and_vectors_that_lie_apart(fill):
     bank, rows = MemoryBank(3000, 32), unit(fill, 32)
     bank.enqueue(rows, torch.arange(fill))
     vectors = torch.randn(2, 32, 80, generator=torch.Generator().manual_seed(1))[0].T
     with torch.inference_mode():
         found = bank.search(vectors, 3)
-    for fast, torchs in zip(found, by_torch(monkeypatch, (rows,), vectors, 3), strict=True):
+    for fast, torchs in zip(found, by_torch((rows,), vectors, 3), strict=True):
         torch.testing.assert_close(fast, torchs, atol=1e-6, rtol=0)
 
 
@@ -114,7 +112,7 @@ def test_the_default_device_does_not_matter():
     bank, vectors = bank_of(unit(3000, 32)), unit(40, 32, seed=1)
     expected = bank.search(vectors, 3).ids
     with torch.device("meta"):
-        places = products.largest(vectors, bank.rows, 3, None, None)[1]
+        places = similarity.topk_similarity(vectors, bank.rows, 3, None, None)[1]
     assert torch.equal(bank.ids[places], expected)
 
 
@@ -133,8 +131,12 @@ def test_what_does_not_fit_is_refused(count):
 @compiled
 def test_a_bank_takes_it_at_the_paper_s_size_and_holds_no_matrix(monkeypatch):
     monkeypatch.undo()  # the real least
-    taken, whole = [], products.largest
-    monkeypatch.setattr(products, "largest", lambda *given: taken.append(len(given[1])) or whole(*given))
+    taken, supports = [], similarity.supports_topk
+
+    def counted(*given):
+        return supports(*given) and not taken.append(len(given[1]))
+
+    monkeypatch.setitem(ops._kernels, "topk_similarity", ops.Kernel(counted, similarity.topk_similarity))
     bank = bank_of(unit(16384, 128))
     for count in (256, 1):
         bank.search(unit(count, 128, seed=1), 5)
@@ -165,18 +167,18 @@ def test_it_is_the_same_each_time_and_for_any_number_of_threads():
 @compiled
 def test_it_applies_where_it_can_read_and_helps(monkeypatch):
     vectors, rows, ids = unit(64, 32), unit(3000, 32), torch.arange(64)
-    assert products.searchable(vectors, rows, 5, ids)
-    assert not products.searchable(vectors.double(), rows.double(), 5)
-    assert not products.searchable(vectors[:, ::2], rows[:, ::2], 5)
-    assert not products.searchable(vectors[:8], rows, 5)
-    assert not products.searchable(vectors, rows, 16)  # many blocks
-    assert not products.searchable(vectors, rows, 0)
-    assert not products.searchable(vectors, rows, 5, ids + 2**31)  # wider than what is compared
-    assert not products.searchable(vectors, rows, 5, ids - 2**32)
-    with using(5 if processor.lanes() == 16 else 9):
-        assert not products.searchable(vectors, rows, 5)  # most threads would have no queries
-    monkeypatch.setattr(products, "LEAST", 2**20)
-    assert not products.searchable(vectors, rows, 5)
+    assert similarity.supports_topk(vectors, rows, 5, ids, ids)
+    assert not similarity.supports_topk(vectors.double(), rows.double(), 5)
+    assert not similarity.supports_topk(vectors[:, ::2], rows[:, ::2], 5)
+    assert not similarity.supports_topk(vectors[:8], rows, 5)
+    assert not similarity.supports_topk(vectors, rows, 16)  # many blocks
+    assert not similarity.supports_topk(vectors, rows, 0)
+    assert not similarity.supports_topk(vectors, rows, 5, ids, ids + 2**31)  # wider than what is compared
+    assert not similarity.supports_topk(vectors, rows, 5, ids - 2**32, ids)
+    with using(5 if runtime.simd_width() == 16 else 9):
+        assert not similarity.supports_topk(vectors, rows, 5)  # most threads would have no queries
+    monkeypatch.setattr(similarity, "MIN_PAIRS", 2**20)
+    assert not similarity.supports_topk(vectors, rows, 5)
 
 
 def test_wide_ids_are_told_apart():
@@ -196,7 +198,7 @@ def test_wide_ids_are_told_apart():
 def test_the_sum_of_exponentials_and_its_gradient_equal_those_of_the_matrix(count, rows, width, temperature, threads):
     queries, rows = (unit(count, width, seed=1) / temperature).requires_grad_(), unit(rows, width)
     with using(threads):
-        found = logsumexp_of_products(queries, rows)
+        found = ops.logsumexp_similarity(queries, rows)
     exact = torch.logsumexp(queries.double() @ rows.double().T, 1)
     weights = torch.randn(count, generator=torch.Generator().manual_seed(2))
     gradients = [torch.autograd.grad((x * weights.to(x.dtype)).sum(), queries)[0] for x in (found, exact)]
@@ -207,7 +209,7 @@ def test_the_sum_of_exponentials_and_its_gradient_equal_those_of_the_matrix(coun
 @compiled
 def test_a_sum_over_many_rows_loses_nothing():
     queries, rows = unit(64, 128, seed=1) / 0.2, unit(50_000, 128)
-    found, mean = products.log_sum_exp(queries, rows)
+    found, mean = similarity.logsumexp_and_mean(queries, rows)
     exact = queries.double() @ rows.double().T
     torch.testing.assert_close(found.double(), exact.logsumexp(1), atol=2e-6, rtol=0)
     torch.testing.assert_close(mean.double(), exact.softmax(1) @ rows.double(), atol=1e-7, rtol=0)
@@ -219,7 +221,7 @@ def test_a_sum_of_far_apart_exponentials(largest):
     """Far beyond what a float can hold, whichever comes first."""
     rows = unit(1000, 32)
     queries = 500 * rows[: 1 if largest == "first" else None][-1:].expand(64, -1)
-    found, mean = products.log_sum_exp(queries, rows)
+    found, mean = similarity.logsumexp_and_mean(queries, rows)
     torch.testing.assert_close(found, torch.full((64,), 500.0))
     torch.testing.assert_close(mean, queries / 500)
 
@@ -229,35 +231,37 @@ def test_a_sum_hides_no_damage_and_none_are_nothing(rows):
     queries, rows = unit(40, 32, seed=1), unit(rows, 32)
     queries[3, 5] = torch.nan
     queries.requires_grad_()
-    assert logsumexp_of_products(queries, rows).isnan().nonzero().tolist() == [[3]]
-    nothing = logsumexp_of_products(queries, rows[:0])
+    assert ops.logsumexp_similarity(queries, rows).isnan().nonzero().tolist() == [[3]]
+    nothing = ops.logsumexp_similarity(queries, rows[:0])
     assert (nothing == -torch.inf).all()
     nothing.sum().backward()
     assert (queries.grad == 0).all()
-    assert logsumexp_of_products(queries[:0], rows).shape == (0,)
+    assert ops.logsumexp_similarity(queries[:0], rows).shape == (0,)
     rows[7, 3] = torch.nan
-    assert logsumexp_of_products(queries, rows).isnan().all()
+    assert ops.logsumexp_similarity(queries, rows).isnan().all()
 
 
 def test_a_sum_takes_vectors_that_do_not_lie_in_a_row():
     draws = torch.Generator().manual_seed(0)
     queries, rows = (torch.randn(128, n, generator=draws).T for n in (40, 300))
-    torch.testing.assert_close(logsumexp_of_products(queries, rows), torch.logsumexp(queries @ rows.T, 1))
+    torch.testing.assert_close(ops.logsumexp_similarity(queries, rows), torch.logsumexp(queries @ rows.T, 1))
     queries, rows = (torch.randn(n, 2, 64, generator=draws)[:, 0] for n in (40, 300))
-    torch.testing.assert_close(logsumexp_of_products(queries, rows), torch.logsumexp(queries @ rows.T, 1))
-    torch.testing.assert_close(logsumexp_of_products(queries, rows.contiguous()), torch.logsumexp(queries @ rows.T, 1))
+    torch.testing.assert_close(ops.logsumexp_similarity(queries, rows), torch.logsumexp(queries @ rows.T, 1))
+    torch.testing.assert_close(
+        ops.logsumexp_similarity(queries, rows.contiguous()), torch.logsumexp(queries @ rows.T, 1)
+    )
 
 
 @compiled
 def test_a_sum_is_taken_where_it_can_be_read_and_helps(monkeypatch):
     queries, rows = unit(64, 32), unit(3000, 32)
-    assert products.summable(queries, rows)
-    assert not products.summable(queries.double(), rows.double())
-    assert not products.summable(queries.bfloat16(), rows)
-    assert not products.summable(queries[:, :20], rows[:, :20].contiguous())  # not in whole vectors
-    assert not products.summable(queries[:8], rows)
-    monkeypatch.setattr(products, "LEAST", 2**20)
-    assert not products.summable(queries, rows)
+    assert similarity.supports_logsumexp(queries, rows)
+    assert not similarity.supports_logsumexp(queries.double(), rows.double())
+    assert not similarity.supports_logsumexp(queries.bfloat16(), rows)
+    assert not similarity.supports_logsumexp(queries[:, :20], rows[:, :20].contiguous())  # not in whole vectors
+    assert not similarity.supports_logsumexp(queries[:8], rows)
+    monkeypatch.setattr(similarity, "MIN_PAIRS", 2**20)
+    assert not similarity.supports_logsumexp(queries, rows)
 
 
 @compiled
@@ -265,5 +269,5 @@ def test_a_sum_is_the_same_for_any_number_of_threads():
     queries, rows, found = unit(100, 32) / 0.2, unit(3000, 32), []
     for threads in (1, 2, 3):
         with using(threads):
-            found.append(products.log_sum_exp(queries, rows))
+            found.append(similarity.logsumexp_and_mean(queries, rows))
     assert all(torch.equal(x, y) for again in found[1:] for x, y in zip(again, found[0], strict=True))

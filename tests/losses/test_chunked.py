@@ -1,14 +1,18 @@
 """A loss taken a slice of anchors at a time is the same loss."""
 
+from functools import wraps
+
 import pytest
 import torch
 
 from helpers import batch_loss, compiled
-from psm.kernels import similarity as products
+from psm import ops
+from psm.kernels import similarity
 from psm.losses import chunked as slices
 from psm.methods import METHODS, get_method
-from psm.mining.memory_bank import MemoryBank, mask_same_image_
+from psm.mining.memory_bank import MemoryBank
 from psm.models.outputs import Embeddings
+from psm.ops import mask_same_image_
 
 CONTRASTIVE = [name for name in METHODS if get_method(name).objective.uses_negatives]
 
@@ -73,14 +77,11 @@ def test_without_gradient_slices_only_add_up(monkeypatch):
 @compiled
 @pytest.mark.parametrize(("dtype", "most"), [(torch.float32, 64), (torch.float64, 2)])
 def test_a_whole_bank_is_taken_at_once_only_where_that_holds_no_matrix(dtype, most, monkeypatch):
-    import psm.losses.contrastive
-
-    taken, whole = [], psm.losses.contrastive.logsumexp_of_products
-    monkeypatch.setattr(
-        psm.losses.contrastive, "logsumexp_of_products", lambda *x: taken.append(len(x[0])) or whole(*x)
-    )
+    taken, whole = [], ops.logsumexp_similarity
+    counted = wraps(whole)(lambda *x: taken.append(len(x[0])) or whole(*x))
+    monkeypatch.setattr(ops, "logsumexp_similarity", counted)
     monkeypatch.setattr(slices, "PAIRS", 100)
-    monkeypatch.setattr(products, "LEAST", 0)
+    monkeypatch.setattr(similarity, "MIN_PAIRS", 0)
     bank = MemoryBank(50, 32).to(dtype)
     bank.enqueue(torch.randn(50, 32, dtype=dtype), torch.arange(50))
     embeddings = Embeddings(*(torch.randn(2, 64, 32, dtype=dtype) for _ in range(3)))

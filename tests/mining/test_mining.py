@@ -9,7 +9,7 @@ from torch.nn.functional import normalize
 import psm.mining.pnsm
 import reference
 from helpers import close, filled, golden, method, pair_loss, pair_of, random_vectors, without_pnsm
-from psm.kernels import similarity as products
+from psm.kernels import similarity
 from psm.losses.functional import masked_logsumexp
 from psm.mining.memory_bank import MemoryBank
 from psm.mining.pnsm import keep_probability, mine_negatives
@@ -251,7 +251,7 @@ def test_masked_logsumexp_of_nothing():
 @pytest.mark.parametrize("own", [True, False])
 def test_a_bank_without_mining_in_single_precision_equals_that_in_double(own, monkeypatch):
     """MoCo v2: all rows in one, where that is compiled, or, without a query's own, by the matrix."""
-    monkeypatch.setattr(products, "LEAST", 0)
+    monkeypatch.setattr(similarity, "MIN_PAIRS", 0)
     *vectors, rows = (normalize(x, dim=1) for x in random_vectors(5, *[(40, 32)] * 4, (300, 32)))
     outputs = []
     for dtype in (torch.float32, torch.float64):

@@ -2,6 +2,7 @@
 
 import math
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import fields, replace
 from itertools import permutations
 
@@ -12,10 +13,11 @@ from hypothesis import strategies as st
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 from torch.nn import functional
 
+from psm import kernels
 from psm.config.schema import ViewsConfig
-from psm.kernels import crop as crops
+from psm.ops import adjust_color, resized_crop
 from psm.utils.errors import UserError
-from psm.views.functional import LUMA, adjust_color, gaussian_blur, resized_crop
+from psm.views.functional import LUMA, gaussian_blur
 from psm.views.transform import AugmentParams, Views
 
 ZERO, ONE = (0.0, 0.0, 0.0), (1.0, 1.0, 1.0)  # a normalization that changes nothing
@@ -24,11 +26,13 @@ EVERYTHING = {"blur": 0.5, "solarize": 0.3}
 WHOLE = {"crop_scale": [1.0, 1.0], "crop_ratio": [1.0, 1.0]}
 
 
-@pytest.fixture(autouse=True, params=["compiled", "by torch"])
-def way(request, monkeypatch):
-    """All of it both ways, where there are two."""
-    if request.param == "by torch":
-        monkeypatch.setattr(crops, "apply_to", lambda *given: False)
+@pytest.fixture(autouse=True, params=["kernel", "plain"])
+def way(request):
+    """All tests with the kernel, where there is one, and with the plain definition."""
+    if request.param == "kernel" and kernels.runtime.simd_width() is None:
+        pytest.skip(f"kernels: {kernels.status()}")
+    with kernels.disabled() if request.param == "plain" else nullcontext():
+        yield
 
 
 def generator(seed: int = 0) -> torch.Generator:
@@ -49,7 +53,7 @@ def neutral(count: int) -> AugmentParams:
 
 
 def recolored(pixels: torch.Tensor, params: AugmentParams) -> torch.Tensor:
-    return adjust_color(pixels, *params.colors())
+    return adjust_color(pixels, *params.colors(), torch.tensor(LUMA))
 
 
 def luma(pixels: torch.Tensor) -> torch.Tensor:

@@ -26,7 +26,7 @@ Arguments are key=value, nested keys dotted (positives.k=10); config=FILE.yaml g
 def pretrain(arguments: Sequence[str]) -> None:
     overrides = settings.parse(arguments, PretrainConfig)
     settings.build(PretrainConfig, *overrides)  # a mistyped key is answered before anything heavy is imported
-    from psm.kernels.malloc import keep_freed_memory
+    from psm.ops import keep_freed_memory
     from psm.reporting.run_page import write_page
     from psm.training.distributed import is_rank_zero
     from psm.training.pretrain import run_pretraining
@@ -126,7 +126,9 @@ def _run(arguments: list[str]) -> int:
     if arguments[0] in ("-V", "--version"):
         from importlib.metadata import version
 
-        print(version("psm"))
+        from psm.kernels import status
+
+        print(f"psm {version('psm')} (kernels: {status()})")
         return 0
     name, *rest = arguments
     if name not in COMMANDS:

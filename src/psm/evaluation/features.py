@@ -6,8 +6,8 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
+from psm import ops
 from psm.data import ImageStore
-from psm.kernels.dispatch import faster
 from psm.utils.errors import UserError
 from psm.views.transform import Views
 
@@ -54,7 +54,7 @@ def extract(
     features = []
     with (
         frozen(encoder),
-        faster(place.device),
+        ops.accelerated(encoder, place.device),
         torch.autocast(place.device.type, torch.bfloat16 if "bf16" in precision else torch.float16, enabled=mixed),
     ):
         for rows in indices.split(batch_size):

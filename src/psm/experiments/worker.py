@@ -20,8 +20,8 @@ from typing import Any
 from psm.config.schema import MAY_CHANGE
 from psm.experiments.plan import BASELINES, PlannedRun, data_name
 from psm.experiments.results import Study, has_gradients, read_record, write_record
-from psm.kernels.malloc import keep_freed_memory
 from psm.methods.plugins import load_plugins
+from psm.ops import keep_freed_memory
 from psm.utils.errors import Diverged, UserError
 from psm.utils.files import read_lines
 from psm.utils.locking import locked

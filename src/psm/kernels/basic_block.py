@@ -1,140 +1,147 @@
-"""A residual block of two 3x3 convolutions in one, for x86 CPUs.
+"""A residual block of two 3x3 convolutions as one function; for x86-64 CPUs.
 
-One after the other, each of a block's layers sends its maps through memory. Here a convolution by tiles (``tiles``)
-sums the moments that its norm takes while its maps are in the cache, the next one normalizes and rectifies what it
-reads, and gradients are taken through the norms where the convolutions read them: what is between the block's two
-convolutions is never written. Where a block halves the sides, the 1x1 convolution of its shortcut uses the places that
-the tiles have, and its norm goes with the block's last. ``benchmarks/convolutions.py`` measures the speed,
-``docs/speed.md`` has the figures.
+Layer by layer, each layer of a block reads and writes its feature maps in memory. Here a Winograd convolution sums the
+statistics of the batch norm after it while its output is in the cache, the next one applies that norm and the ReLU to
+what it reads, and gradients go through the norms where the convolutions read them: nothing between the block's two
+convolutions is written twice. In a block with stride 2 the 1x1 convolution of the shortcut reads the same input tiles,
+and its norm is applied with the block's last. ``benchmarks/convolutions.py`` measures the speed, ``docs/speed.md`` has
+the figures.
 """
+
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from psm.kernels import bn_relu as norms
-from psm.kernels import winograd as tiles
-from psm.kernels.bn_relu import OF_BIAS, OF_WEIGHT, SUMS, by_map, numbers
-from psm.kernels.runtime import call, channels_last, in_memory, lanes, room
+from psm.kernels import bn_relu, winograd
+from psm.kernels.bn_relu import GRAD_BIAS, GRAD_WEIGHT, PARTIALS, BatchNormArgs, image_chunks
+from psm.kernels.runtime import channels_last, empty, is_plain_float, launch, simd_width
 
-MOST_CHANNELS = 128  # of maps that lead to 4x4: from there on those are faster by themselves (``small_maps``)
+MAX_CHANNELS = 128  # of blocks with 4x4 output: with more, small_conv is faster layer by layer
 
 
-def apply_to(block: nn.Module, maps: Tensor) -> bool:
-    """Whether a block's layers are such, and its maps, that it can go in one."""
-    if not lanes() or maps.ndim != 4 or type(block.conv1) is not nn.Conv2d or not _passes_by(block):
+def supports(block: Any, x: Tensor) -> bool:
+    """True if all layers of the block are plain, their shapes fit, and x is supported by the Winograd convolution."""
+    if not simd_width() or x.ndim != 4 or type(block.conv1) is not nn.Conv2d or not _has_plain_shortcut(block):
         return False
-    stride, (width, inputs) = block.conv1.stride[0], block.conv1.weight.shape[:2]
-    convolutions, modules = _layers(block)
-    shapes = [(width, inputs), (width, width), (width, inputs)]
+    stride, (width, in_channels) = block.conv1.stride[0], block.conv1.weight.shape[:2]
+    convs, norms = _layers(block)
+    shapes = [(width, in_channels), (width, width), (width, in_channels)]
     if (
-        stride != len(convolutions) - 1  # a shortcut has a convolution where sides are halved
-        or not all(map(_usual, convolutions, (3, 3, 1), (stride, 1, stride)))
-        or not all(layer.weight.shape[:2] == shape for layer, shape in zip(convolutions, shapes, strict=False))
-        or not all(norms.usual(norm) and norm.num_features == width for norm in modules)
-        or inputs % norms.CHANNELS
-        or not in_memory(maps, *(layer.weight for layer in convolutions))
+        stride != len(convs) - 1  # the shortcut has a convolution where the stride is 2
+        or not all(map(is_plain_conv, convs, (3, 3, 1), (stride, 1, stride)))
+        or not all(conv.weight.shape[:2] == shape for conv, shape in zip(convs, shapes, strict=False))
+        or not all(bn_relu.is_plain_bn(bn) and bn.num_features == width for bn in norms)
+        or in_channels % bn_relu.CHANNEL_BLOCK
+        or not is_plain_float(x, *(conv.weight for conv in convs))
     ):
         return False
-    count, _, height, length = maps.shape
-    inner = (count, width, height // stride, length // stride)
+    batch, _, height, length = x.shape
+    inner = (batch, width, height // stride, length // stride)
     return (
-        (min(inner[2:]) > tiles.OWN or inputs <= MOST_CHANNELS)
-        and tiles.fits(maps.shape, block.conv1.weight, stride)
-        and tiles.fits(inner, block.conv2.weight, 1)
+        (min(inner[2:]) > winograd.TILE or in_channels <= MAX_CHANNELS)
+        and winograd.supports_shape(x.shape, block.conv1.weight, stride)
+        and winograd.supports_shape(inner, block.conv2.weight, 1)
     )
 
 
-def _passes_by(block: nn.Module) -> bool:
-    """Whether the shortcut is one that can be told: nothing, or a convolution and a norm."""
-    way = block.downsample
-    return not norms.heard(way) and (type(way) is nn.Identity or (type(way) is nn.Sequential and len(way) == 2))
+def _has_plain_shortcut(block: Any) -> bool:
+    """True if the shortcut is the identity or a sequence of two layers, without hooks."""
+    shortcut = block.downsample
+    is_known = type(shortcut) is nn.Identity or (type(shortcut) is nn.Sequential and len(shortcut) == 2)
+    return is_known and not bn_relu.has_hooks(shortcut)
 
 
-def _layers(block: nn.Module) -> tuple[list[nn.Module], list[nn.Module]]:
-    """Convolutions and norms, those of a shortcut last."""
+def _layers(block: Any) -> tuple[list[Any], list[Any]]:
+    """Convolutions and batch norms, those of the shortcut last."""
     layers = [block.conv1, block.bn1, block.conv2, block.bn2, *block.downsample.children()]
     return layers[::2], layers[1::2]
 
 
-def _usual(layer: nn.Module, size: int, stride: int) -> bool:
-    """Whether a layer is a plain convolution with this kernel and stride, sides kept before the stride."""
+def is_plain_conv(conv: nn.Module, size: int, stride: int) -> bool:
+    """True for a plain ``Conv2d`` with this kernel size and stride, padding ``size // 2``, no bias and no hooks."""
     return (
-        type(layer) is nn.Conv2d
-        and layer.bias is None
-        and layer.groups == 1
-        and layer.kernel_size == layer.weight.shape[2:] == (size, size)
-        and layer.stride == (stride, stride)
-        and layer.padding == (size // 2, size // 2)
-        and layer.dilation == (1, 1)
-        and layer.padding_mode == "zeros"
-        and not norms.heard(layer)
+        type(conv) is nn.Conv2d
+        and conv.bias is None
+        and conv.groups == 1
+        and conv.kernel_size == conv.weight.shape[2:] == (size, size)
+        and conv.stride == (stride, stride)
+        and conv.padding == (size // 2, size // 2)
+        and conv.dilation == (1, 1)
+        and conv.padding_mode == "zeros"
+        and not bn_relu.has_hooks(conv)
     )
 
 
-def residual(block: nn.Module, maps: Tensor) -> Tensor:
-    """The block's result for what ``apply_to`` allows; the norms' running moments follow as in torch."""
-    convolutions, modules = _layers(block)
-    parameters = [x for c, n in zip(convolutions, modules, strict=True) for x in (c.weight, n.weight, n.bias)]
-    return Residual.apply(maps, modules, block.conv1.stride[0], *parameters)
+def fused_block(block: Any, x: Tensor) -> Tensor:
+    """The block's output where ``supports`` holds; updates the running statistics as PyTorch does."""
+    convs, norms = _layers(block)
+    parameters = [p for conv, bn in zip(convs, norms, strict=True) for p in (conv.weight, bn.weight, bn.bias)]
+    return FusedBlock.apply(x, norms, convs[0].stride[0], *parameters)
 
 
-class Residual(torch.autograd.Function):
-    """Of maps (N, C, H, W), channels last; parameters are those of convolution and norm in turn."""
+class FusedBlock(torch.autograd.Function):
+    """Of channels-last x (N, C, H, W); parameters are weight, BN weight and BN bias of each convolution in turn."""
 
     @staticmethod
-    def forward(ctx, maps: Tensor, modules: list[nn.BatchNorm2d], stride: int, *parameters: Tensor) -> Tensor:
-        maps = channels_last(maps)
-        first, second, *beside = parameters[::3]  # weights of convolutions
-        rows = [numbers(module) for module in modules]
-        sums = room(len(maps), SUMS, len(first))
-        shortcut, more = maps, {}
-        if beside:
-            shortcut = tiles.empty_result(maps, first, tiles.TILINGS[stride])
-            more = {"shortcut_weight": beside[0], "shortcut": shortcut, "shortcut_sums": torch.empty_like(sums)}
-        inner = tiles.convolve(maps, first, tiles.TILINGS[stride], sums=sums, **more)
-        norms.settle(modules[0], inner, rows[0], **by_map(inner, sums))
-        if beside:
-            norms.settle(modules[2], shortcut, rows[2], **by_map(shortcut, more["shortcut_sums"]))
-        outer = tiles.convolve(inner, second, tiles.TILINGS[1], maps_norm=rows[0], sums=sums)
-        norms.settle(modules[1], outer, rows[1], **by_map(outer, sums))
-        result = torch.empty_like(outer)
-        plus = {"plus": shortcut, "plus_norm": rows[2] if beside else None}
-        call("normalize", norms.Pass, x=outer, norm=rows[1], y=result, **plus, **by_map(outer, sums))
+    def forward(ctx: Any, x: Tensor, norms: list[nn.BatchNorm2d], stride: int, *parameters: Tensor) -> Tensor:
+        x = channels_last(x)
+        first, second, *shortcut_weights = parameters[::3]
+        states = [bn_relu.bn_state(bn) for bn in norms]
+        partials = empty(len(x), PARTIALS, len(first))
+        tiling, shortcut, beside = winograd.TILINGS[stride], x, {}
+        if shortcut_weights:
+            shortcut = winograd.empty_output(x, first, tiling)
+            shortcut_partials = torch.empty_like(partials)
+            beside = {
+                "shortcut_weight": shortcut_weights[0], "shortcut": shortcut, "shortcut_partials": shortcut_partials,
+            }  # fmt: skip
+        inner = winograd.conv_forward(x, first, tiling, partials=partials, **beside)
+        bn_relu.finalize_stats(norms[0], inner, states[0], image_chunks(inner, partials))
+        if shortcut_weights:
+            bn_relu.finalize_stats(norms[2], shortcut, states[2], image_chunks(shortcut, shortcut_partials))
+        outer = winograd.conv_forward(inner, second, winograd.TILINGS[1], x_bn=states[0], partials=partials)
+        bn_relu.finalize_stats(norms[1], outer, states[1], image_chunks(outer, partials))
+        out = torch.empty_like(outer)
+        residual = {"residual": shortcut, "residual_bn": states[2] if shortcut_weights else None}
+        launch("bn_add_relu", BatchNormArgs, x=outer, bn=states[1], y=out, **residual, **image_chunks(outer, partials))
         ctx.stride = stride
-        ctx.save_for_backward(maps, inner, outer, result, shortcut if beside else None, *parameters[::3], *rows)
-        return result
+        ctx.save_for_backward(x, inner, outer, out, shortcut if shortcut_weights else None, *parameters[::3], *states)
+        return out
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        maps, inner, outer, result, shortcut, *weights_and_rows = ctx.saved_tensors
-        # Hooks of saved tensors may have kept them in another way.
-        gradient, maps, inner, outer, result = map(channels_last, (gradient, maps, inner, outer, result))
+    def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
+        x, inner, outer, out, shortcut, *weights_and_states = ctx.saved_tensors
+        # Saved-tensor hooks may change the memory format.
+        grad_out, x, inner, outer, out = map(channels_last, (grad_out, x, inner, outer, out))
         shortcut = None if shortcut is None else channels_last(shortcut)
-        weights, rows = weights_and_rows[: len(weights_and_rows) // 2], weights_and_rows[len(weights_and_rows) // 2 :]
-        rows = [row.clone() for row in rows]  # the saved ones are not to change
-        sums = room(len(maps), SUMS, outer.shape[1])
-        passed = torch.empty_like(outer)  # the gradient that passes the last ReLU
-        last = {"x": outer, "norm": rows[1], "plus": shortcut, "plus_norm": None if shortcut is None else rows[2]}
-        call("sums_of_gradient", norms.Pass, y=result, gradient=gradient, of_plus=passed, **last, **by_map(outer, sums))
-        call("settle_gradient", norms.Pass, **last, **by_map(outer, sums))
-        of_inner = torch.empty_like(inner)
-        of_second, _ = tiles.convolve_back(
-            inner, weights[1], tiles.TILINGS[1], True, maps_norm=rows[0], sums=sums, of_maps=of_inner,
-            result=outer, result_norm=rows[1], gradient=passed,
+        half = len(weights_and_states) // 2
+        weights, states = weights_and_states[:half], [state.clone() for state in weights_and_states[half:]]
+        partials = empty(len(x), PARTIALS, outer.shape[1])
+        grad_relu = torch.empty_like(outer)  # grad_out through the last ReLU
+        last = {"x": outer, "bn": states[1], "residual": shortcut, **image_chunks(outer, partials)}
+        last["residual_bn"] = None if shortcut is None else states[2]
+        launch("bn_grad_partials", BatchNormArgs, y=out, grad_out=grad_out, grad_residual=grad_relu, **last)
+        launch("bn_finalize_grad", BatchNormArgs, **last)
+        grad_inner = torch.empty_like(inner)
+        grad_second, _ = winograd.conv_backward(
+            inner, weights[1], winograd.TILINGS[1], True, x_bn=states[0], partials=partials, grad_x=grad_inner,
+            out=outer, out_bn=states[1], grad_out=grad_relu,
         )  # fmt: skip
-        call("settle_gradient", norms.Pass, x=inner, norm=rows[0], **by_map(inner, sums))
+        launch("bn_finalize_grad", BatchNormArgs, x=inner, bn=states[0], **image_chunks(inner, partials))
+        beside: dict[str, Any] = {}
         if shortcut is None:
-            of_maps, more = passed, {"adds": 1}  # the gradient of the shortcut, to which the block's is added
+            grad_x, beside["accumulate"] = grad_relu, 1  # the shortcut's gradient, to which the block's is added
         else:
-            of_maps = torch.empty_like(maps)
-            more = {"shortcut_weight": weights[2], "shortcut": shortcut, "shortcut_norm": rows[2]}
-            more["shortcut_gradient"] = passed
-        of_first, of_shortcut = tiles.convolve_back(
-            maps, weights[0], tiles.TILINGS[ctx.stride], True, of_maps=of_maps,
-            result=inner, result_norm=rows[0], gradient=of_inner, **more,
+            grad_x = torch.empty_like(x)
+            beside = {"shortcut_weight": weights[2], "shortcut": shortcut, "shortcut_bn": states[2]}
+            beside["shortcut_grad_out"] = grad_relu
+        grad_first, grad_shortcut = winograd.conv_backward(
+            x, weights[0], winograd.TILINGS[ctx.stride], True, grad_x=grad_x,
+            out=inner, out_bn=states[0], grad_out=grad_inner, **beside,
         )  # fmt: skip
-        of_weights = [of_first, of_second, *([] if shortcut is None else [of_shortcut])]
-        gradients = [x for w, row in zip(of_weights, rows, strict=True) for x in (w, row[OF_WEIGHT], row[OF_BIAS])]
-        return of_maps, None, None, *gradients
+        grad_weights = [grad_first, grad_second, *([] if shortcut is None else [grad_shortcut])]
+        grads = [g for w, bn in zip(grad_weights, states, strict=True) for g in (w, bn[GRAD_WEIGHT], bn[GRAD_BIAS])]
+        return grad_x, None, None, *grads

@@ -1,125 +1,135 @@
-"""Batch norm, the sum with a shortcut and ReLU in one, for x86 CPUs: ``relu(norm(maps) + plus)``.
+"""Fused BN + add + ReLU, ``relu(bn(x) + residual)``; for x86-64 CPUs.
 
-They are bound by memory: torch reads and writes the maps once for each of the three, and their gradients again. Here
-maps are read twice and written once, and so are gradients; what passed the ReLU is known from its result. In torch
-alone that takes longer, so it is compiled (``processor``). Moments are summed in pieces, those in double precision.
+These layers are bound by memory: PyTorch reads and writes the feature maps once for each of the three, and their
+gradients again. Here feature maps are read twice and written once, and so are gradients; the mask of the ReLU is
+recovered from its result. Statistics are summed per chunk, and the chunks in double precision.
 ``benchmarks/convolutions.py`` measures the speed, ``docs/speed.md`` has the figures.
 """
+
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from psm.kernels.runtime import call, channels_last, in_memory, lanes, room, structure
+from psm.kernels.runtime import channels_last, empty, is_plain_float, launch, make_struct, simd_width
 
-CHANNELS, SUMS = 32, 3  # at a time; sums that a piece has
-FLOATS = 2**13  # of maps at a time: a piece stays in the cache
-LEAST = 2**20  # floats of maps; calls weigh more than memory below
+CHANNEL_BLOCK, PARTIALS = 32, 3  # channels at a time; sums that a chunk of rows has
+CHUNK_FLOATS = 2**13  # of feature maps at a time: a chunk stays in the cache
+MIN_FLOATS = 2**20  # of feature maps; below, the overhead of launches outweighs the gain
 
-Pass = structure(
-    "Pass", "x plus gradient y of_x of_plus norm plus_norm sums", "rows columns rows_each", numbers="eps"
-)  # struct norm
-WEIGHT, BIAS, MEAN, VARIANCE, OF_WEIGHT, OF_BIAS, ROWS = 0, 1, 2, 3, 9, 10, 11  # a norm's numbers by channel
+BatchNormArgs = make_struct(
+    "BatchNormArgs",
+    "x residual grad_out y grad_x grad_residual bn residual_bn partials",
+    "rows channels chunk_rows",
+    numbers="eps",
+)
+# Rows of a batch norm's state (BN_ROWS, channels); the others are intermediate values (csrc/simd.h).
+WEIGHT, BIAS, MEAN, VARIANCE, GRAD_WEIGHT, GRAD_BIAS, BN_ROWS = 0, 1, 2, 3, 9, 10, 11
 
 
-def usual(norm: nn.Module) -> bool:
-    """Whether a norm is torch's plain one, learning, over channels that go in vectors, and nobody listens to it."""
+def is_plain_bn(bn: nn.Module) -> bool:
+    """True for a plain ``BatchNorm2d`` in training mode with ``num_features % 32 == 0`` and no hooks."""
     return (
-        type(norm) is nn.BatchNorm2d
-        and norm.training
-        and norm.weight is not None
-        and norm.bias is not None
-        and norm.track_running_stats
-        and norm.running_mean is not None
-        and norm.running_var is not None
-        and norm.num_batches_tracked is not None
-        and norm.momentum is not None
-        and norm.num_features % CHANNELS == 0
-        and in_memory(norm.weight, norm.bias)
-        and not heard(norm)
+        type(bn) is nn.BatchNorm2d
+        and bn.training
+        and bn.weight is not None
+        and bn.bias is not None
+        and bn.track_running_stats
+        and bn.running_mean is not None
+        and bn.running_var is not None
+        and bn.num_batches_tracked is not None
+        and bn.momentum is not None
+        and bn.num_features % CHANNEL_BLOCK == 0
+        and is_plain_float(bn.weight, bn.bias)
+        and not has_hooks(bn)
     )
 
 
-def heard(module: nn.Module) -> bool:
-    """Whether somebody's hooks wait for a module's calls, or its forward is somebody's own."""
+def has_hooks(module: nn.Module) -> bool:
+    """True if the module has hooks, its ``forward`` was replaced, or there are global module hooks."""
     hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
     return any(hooks) or "forward" in vars(module) or torch.nn.modules.module._has_any_global_hook()
 
 
-def apply_to(norm: nn.Module, maps: Tensor, plus: Tensor | None) -> bool:
-    """Whether the norm and its maps are such that one function is possible, and faster."""
+def supports(bn: nn.Module, x: Tensor, residual: Tensor | None) -> bool:
+    """True for a plain batch norm and large channels-last float32 feature maps."""
     return bool(
-        lanes()
-        and usual(norm)
-        and in_memory(maps, plus)
-        and maps.ndim == 4
-        and maps.shape[1] == norm.num_features
-        and maps.numel() >= LEAST
+        simd_width()
+        and is_plain_bn(bn)
+        and is_plain_float(x, residual)
+        and x.ndim == 4
+        and x.shape[1] == bn.num_features
+        and x.numel() >= MIN_FLOATS
         and all(
-            x.shape == maps.shape and x.is_contiguous(memory_format=torch.channels_last)
-            for x in (maps, maps if plus is None else plus)
+            each.shape == x.shape and each.is_contiguous(memory_format=torch.channels_last)
+            for each in (x, x if residual is None else residual)
         )
     )
 
 
-def rectified(norm: nn.BatchNorm2d, maps: Tensor, plus: Tensor | None = None) -> Tensor:
-    """``relu(norm(maps) + plus)`` for what ``apply_to`` allows; the running moments follow as in torch."""
-    return Rectified.apply(maps, plus, norm, norm.weight, norm.bias)
+def bn_add_relu(bn: nn.BatchNorm2d, x: Tensor, residual: Tensor | None = None) -> Tensor:
+    """``relu(bn(x) + residual)`` where ``supports`` holds; updates the running statistics as PyTorch does."""
+    return BatchNormAddReLU.apply(x, residual, bn, bn.weight, bn.bias)
 
 
-class Rectified(torch.autograd.Function):
-    """Of maps (N, C, H, W), channels last."""
+class BatchNormAddReLU(torch.autograd.Function):
+    """Of channels-last feature maps (N, C, H, W)."""
 
     @staticmethod
-    def forward(ctx, maps: Tensor, plus: Tensor | None, norm: nn.BatchNorm2d, weight: Tensor, bias: Tensor) -> Tensor:
-        result = torch.empty_like(maps)
-        over = {"x": maps, "norm": numbers(norm), **_pieces(maps)}
-        call("moments", Pass, **over)
-        settle(norm, **over)
-        call("normalize", Pass, plus=plus, y=result, **over)
-        ctx.summed = plus is not None
-        ctx.save_for_backward(maps, over["norm"], result if ctx.summed else None)
-        return result
+    def forward(
+        ctx: Any, x: Tensor, residual: Tensor | None, module: nn.BatchNorm2d, weight: Tensor, bias: Tensor
+    ) -> Tensor:
+        out = torch.empty_like(x)
+        bn, chunks = bn_state(module), _chunks(x)
+        launch("bn_partial_stats", BatchNormArgs, x=x, bn=bn, **chunks)
+        finalize_stats(module, x, bn, chunks)
+        launch("bn_add_relu", BatchNormArgs, x=x, bn=bn, residual=residual, y=out, **chunks)
+        ctx.has_residual = residual is not None
+        ctx.save_for_backward(x, bn, out if ctx.has_residual else None)
+        return out
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, gradient: Tensor) -> tuple[Tensor, Tensor | None, None, Tensor, Tensor]:
-        maps, by_channel, result = ctx.saved_tensors
-        gradient, maps = channels_last(gradient), channels_last(maps)  # which hooks may have kept in another way
-        result = None if result is None else channels_last(result)
-        of_maps, of_plus = torch.empty_like(maps), torch.empty_like(maps) if ctx.summed else None
-        norm = by_channel.clone()  # the saved one is not to change
-        over = {"x": maps, "y": result, "gradient": gradient, "norm": norm, **_pieces(maps)}
-        call("sums_of_gradient", Pass, of_plus=of_plus, **over)
-        call("settle_gradient", Pass, **over)
-        call("gradient_of_x", Pass, of_x=of_maps, **over)
-        return of_maps, of_plus, None, norm[OF_WEIGHT], norm[OF_BIAS]
+    def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor, Tensor | None, None, Tensor, Tensor]:
+        x, saved_bn, out = ctx.saved_tensors
+        grad_out, x = channels_last(grad_out), channels_last(x)  # saved-tensor hooks may change the memory format
+        out = None if out is None else channels_last(out)
+        grad_x, grad_residual = torch.empty_like(x), torch.empty_like(x) if ctx.has_residual else None
+        bn = saved_bn.clone()  # written below; a second backward needs the saved one
+        given = {"x": x, "y": out, "grad_out": grad_out, "bn": bn, **_chunks(x)}
+        launch("bn_grad_partials", BatchNormArgs, grad_residual=grad_residual, **given)
+        launch("bn_finalize_grad", BatchNormArgs, **given)
+        launch("bn_grad_input", BatchNormArgs, grad_x=grad_x, **given)
+        return grad_x, grad_residual, None, bn[GRAD_WEIGHT], bn[GRAD_BIAS]
 
 
-def numbers(norm: nn.BatchNorm2d) -> Tensor:
-    """A norm's numbers by channel: weight and bias; room for the others."""
-    rows = room(ROWS, norm.num_features)
-    rows[WEIGHT], rows[BIAS] = norm.weight, norm.bias
+def bn_state(module: nn.BatchNorm2d) -> Tensor:
+    """State (BN_ROWS, channels) with weight and bias filled in."""
+    rows = empty(BN_ROWS, module.num_features)
+    rows[WEIGHT], rows[BIAS] = module.weight, module.bias
     return rows
 
 
-def settle(module: nn.BatchNorm2d, x: Tensor, norm: Tensor, sums: Tensor, **over: int) -> None:
-    """From the moments of pieces to those of all and the norm's scale; the running moments follow."""
-    call("settle", Pass, x=x, norm=norm, sums=sums, eps=module.eps, **over)
-    rows = over["rows"]
-    module.num_batches_tracked.add_(1)
-    module.running_mean.lerp_(norm[MEAN], module.momentum)
-    module.running_var.lerp_(norm[VARIANCE] * (rows / (rows - 1)), module.momentum)
+def finalize_stats(module: nn.BatchNorm2d, x: Tensor, bn: Tensor, chunks: dict[str, Any]) -> None:
+    """Mean, variance and scale from the partial sums of ``chunks``; updates the running statistics."""
+    launch("bn_finalize_stats", BatchNormArgs, x=x, bn=bn, eps=module.eps, **chunks)
+    rows, running = chunks["rows"], (module.num_batches_tracked, module.running_mean, module.running_var)
+    count, mean, variance = (buffer for buffer in running if buffer is not None)  # all three by is_plain_bn
+    momentum = module.momentum or 0.0
+    count.add_(1)
+    mean.lerp_(bn[MEAN], momentum)
+    variance.lerp_(bn[VARIANCE] * (rows / (rows - 1)), momentum)
 
 
-def by_map(maps: Tensor, sums: Tensor) -> dict[str, Tensor | int]:
-    """Maps as pieces, with their sums (N, 3, C)."""
-    count, columns, height, width = maps.shape
-    return {"sums": sums, "rows": count * height * width, "columns": columns, "rows_each": height * width}
+def image_chunks(x: Tensor, partials: Tensor) -> dict[str, Any]:
+    """One chunk for each image of x (N, C, H, W), with partial sums (N, 3, C)."""
+    count, channels, height, width = x.shape
+    return {"partials": partials, "rows": count * height * width, "channels": channels, "chunk_rows": height * width}
 
 
-def _pieces(maps: Tensor) -> dict[str, Tensor | int]:
-    columns = maps.shape[1]
-    rows, rows_each = maps.numel() // columns, max(1, FLOATS // columns)
-    sums = room(-(-rows // rows_each), SUMS, columns)
-    return {"sums": sums, "rows": rows, "columns": columns, "rows_each": rows_each}
+def _chunks(x: Tensor) -> dict[str, Any]:
+    channels = x.shape[1]
+    rows, chunk_rows = x.numel() // channels, max(1, CHUNK_FLOATS // channels)
+    partials = empty(-(-rows // chunk_rows), PARTIALS, channels)
+    return {"partials": partials, "rows": rows, "channels": channels, "chunk_rows": chunk_rows}

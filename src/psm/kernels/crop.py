@@ -1,10 +1,9 @@
-"""Crop, resize, flip and colors of views in one pass, for x86 CPUs.
+"""Crop, resize, flip, color and normalization of views in one pass; for x86-64 CPUs.
 
-In torch they are matrix products over a whole image for each of its few visible pixels, and go through memory a dozen
-times. Here a place of a view sees only the pixels that count, and a row is cropped, colored, normalized and written at
-once; it is compiled (``processor``). ``augment`` has the equations. ``benchmarks/parts.py`` measures it beside torch's
-functions: 2.5 times as fast at 32 pixels and 4.3 at 64, 1.4 and 1.5 with a blur, which follows by torch (two cores,
-AVX2).
+In PyTorch these are matrix products over a whole image for the few source pixels of each output pixel, and a dozen
+passes over memory. Here an output pixel reads only its source pixels, and a row is cropped, colored, normalized and
+written at once. ``psm.ops.crop_color`` has the equations. ``benchmarks/parts.py`` measures it beside PyTorch: 2.5 times
+as fast at 32 pixels and 4.3 at 64, 1.4 and 1.5 with a blur, which follows in PyTorch (two cores, AVX2).
 """
 
 import math
@@ -13,54 +12,73 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from psm.kernels.runtime import call, in_memory, lanes, structure
+from psm.kernels.runtime import is_plain_float, launch, make_struct, simd_width
 
-MOST_PIXELS = 2**12  # along a side, so that what a row needs has room on a thread's stack
+MAX_SIDE = 2**12  # pixels: the working memory of a row is on a thread's stack
 
-Pass = structure(
-    "Pass",
-    "images boxes flip matrix pivot shades views",
-    "count all height width size most pixel channel",
-)  # struct views
+CropArgs = make_struct(
+    "CropArgs",
+    "images boxes flip color pivot constants views",
+    "num_images num_views height width size max_taps pixel_stride channel_stride",
+)
 
 
-def apply_to(images: Tensor, size: int, *draws: Tensor) -> bool:
-    """Whether views of this size of images (B, 3, H, W) can be made in one pass, by such draws."""
+def supports(
+    images: Tensor,
+    boxes: Sequence[Tensor],
+    flip: Tensor,
+    color: Tensor,
+    pivot: Tensor,
+    luma: Tensor,
+    mean: Tensor | None,
+    std: Tensor | None,
+    out: Tensor,
+) -> bool:
+    """True for non-empty CPU images of at most ``MAX_SIDE`` pixels, float32 parameters and packed views."""
     return bool(
-        lanes()
+        simd_width()
         and type(images) is Tensor
         and images.device.type == "cpu"
         and images.layout == torch.strided
         and images.numel()
         and not images._is_zerotensor()
-        and max(*images.shape[2:], size) <= MOST_PIXELS
-        and in_memory(*draws)
+        and max(*images.shape[2:], out.shape[-1]) <= MAX_SIDE
+        and is_plain_float(*boxes, color, pivot, luma, mean, std, out)
+        and _is_packed(out)
     )
 
 
-def make(
-    views: Tensor,
-    images: Tensor,
-    box: Sequence[Tensor],
-    flip: Tensor,
-    colors: tuple[Tensor, Tensor],
-    shades: Sequence[Sequence[float]],
-) -> None:
-    """Write the views (V, B, 3, S, S), with the strides of either memory format, of uint8 images (B, 3, H, W).
+def _is_packed(views: Tensor) -> bool:
+    """True if views (V, B, 3, S, S), flattened to (V * B, 3, S, S), are contiguous or channels-last."""
+    (count, images, channels, size, _), strides = views.shape, views.stride()
+    view_size = channels * size * size
+    outer = (strides[0] == images * view_size or count == 1) and strides[1] == view_size
+    return outer and strides[2:] in ((size * size, size, 1), (1, channels * size, channels))
 
-    ``box`` are top, left, height and width, in whole pixels, ``colors`` the matrices (3, 3) and pivots of
-    ``augment.coloring``, all for each view of each image, (V, B); ``shades`` are the luma's weights and the mean and
-    deviation that normalize.
-    """
-    count, (height, width), size = len(images), images.shape[2:], views.shape[-1]
-    images, each = images.contiguous(), views.shape[:2]
-    matrix = colors[0].expand(*each, 3, 3).contiguous()
-    flipped, pivot = (x.expand(each).to(torch.float32).contiguous() for x in (flip, colors[1]))
-    boxes = torch.stack([x.expand(each) for x in box], -1)
-    sizes = {"count": count, "all": len(views) * count, "height": height, "width": width, "size": size}
-    steps = {"pixel": views.stride(4), "channel": views.stride(2)}
-    most = 2 * math.ceil(max(height / size, width / size, 1)) + 3
-    call(
-        "views", Pass, images=images.data_ptr(), boxes=boxes, flip=flipped, matrix=matrix, pivot=pivot,
-        shades=torch.tensor(shades, dtype=torch.float32, device="cpu"), views=views, most=most, **sizes, **steps,
+
+def crop_color(
+    images: Tensor,
+    boxes: Sequence[Tensor],
+    flip: Tensor,
+    color: Tensor,
+    pivot: Tensor,
+    luma: Tensor,
+    mean: Tensor | None,
+    std: Tensor | None,
+    out: Tensor,
+) -> None:
+    """``psm.ops.crop_color``."""
+    count, (height, width), size = len(images), images.shape[2:], out.shape[-1]
+    images, shape = images.contiguous(), out.shape[:2]
+    color = color.expand(*shape, 3, 3).contiguous()
+    flips, pivots = (x.expand(shape).to(torch.float32).contiguous() for x in (flip, pivot))
+    box = torch.stack([x.expand(shape) for x in boxes], -1)
+    mean = torch.zeros_like(luma) if mean is None else mean
+    std = torch.ones_like(luma) if std is None else std
+    sizes = {"num_images": count, "num_views": len(out) * count, "height": height, "width": width, "size": size}
+    strides = {"pixel_stride": out.stride(4), "channel_stride": out.stride(2)}
+    max_taps = 2 * math.ceil(max(height / size, width / size, 1)) + 3
+    launch(
+        "crop_color", CropArgs, images=images.data_ptr(), boxes=box, flip=flips, color=color, pivot=pivots,
+        constants=torch.stack([luma, mean, std]), views=out, max_taps=max_taps, **sizes, **strides,
     )  # fmt: skip

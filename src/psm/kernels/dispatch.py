@@ -1,13 +1,14 @@
-"""The fastest way through a network's forward pass on a CPU, chosen layer by layer.
+"""The fast forward pass of a network on a CPU, chosen layer by layer.
 
-It is a mode around the forward pass, not another module: networks, state dicts and exported encoders stay as they are.
-Elsewhere than on a CPU, and where nothing faster applies, torch's own functions run. Values and gradients are torch's
-to rounding.
+``optimize`` is a context around forward passes, not a change of the network: module types, state dict and pickles are
+what they were. Where nothing faster is supported PyTorch's own layers run. Values and gradients are PyTorch's to
+rounding.
 """
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,53 +16,48 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from psm.kernels import basic_block as blocks
-from psm.kernels import bn_relu as norms
-from psm.kernels import winograd as tiles
-from psm.kernels.small_conv import PRODUCTS, every_other, few_products, sampled, whole_map, windows
+from psm import ops
+from psm.kernels import basic_block, bn_relu, small_conv, winograd
 
-_within = ContextVar("within", default=False)
+_active: ContextVar[bool] = ContextVar("active", default=False)
 
 
-def faster(device: torch.device) -> AbstractContextManager:
-    """The mode for forward passes on a device: faster ways on a CPU, nothing elsewhere."""
-    return Faster() if device.type == "cpu" else nullcontext()
+@contextmanager
+def optimize(model: nn.Module) -> Iterator[nn.Module]:
+    """Context in which forward passes of the model on a CPU run the fast kernels.
+
+    Convolutions of any network are replaced as functions. psm's own residual networks also get a ``forward`` that fuses
+    BN, add and ReLU and whole residual blocks, set on the instances and removed when the context ends. A network
+    compiled by ``torch.compile`` keeps its ``forward``.
+    """
+    if not ops.enabled():
+        yield model
+        return
+    replaced = [] if _is_compiled(model) else [m for m in model.modules() if _has_fast_forward(m)]
+    for module in replaced:
+        module.forward = partial(_forward, module)
+    outer = _active.set(True)
+    try:
+        with FastConvolutions():
+            yield model
+    finally:
+        _active.reset(outer)
+        for module in replaced:
+            vars(module).pop("forward", None)
 
 
-class Faster(TorchFunctionMode):
-    """Within it, convolutions and batch norms take the way that is fastest on a CPU."""
-
-    def __enter__(self) -> "Faster":
-        self._outer = _within.set(True)
-        return super().__enter__()
-
-    def __exit__(self, *error: Any) -> None:
-        _within.reset(self._outer)
-        super().__exit__(*error)
+class FastConvolutions(TorchFunctionMode):
+    """Within it ``torch.conv2d`` is computed by the kernel that is fastest on a CPU."""
 
     def __torch_function__(
         self, function: Callable, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if function is torch.conv2d and not torch.compiler.is_compiling():  # a compiler has its own ways
-            return _convolution(*args, **(kwargs or {}))
+        if function is torch.conv2d and _may_run():
+            return conv2d(*args, **(kwargs or {}))
         return function(*args, **(kwargs or {}))
 
 
-def in_one(block: nn.Module, maps: Tensor) -> bool:
-    """Whether a residual block with these maps is faster as one function, ``blocks.residual``."""
-    ready = not torch.compiler.is_compiling() and _within.get() and not torch.is_autocast_enabled("cpu")
-    return ready and blocks.apply_to(block, maps)
-
-
-def rectified(norm: nn.Module, maps: Tensor, plus: Tensor | None = None) -> Tensor:
-    """``relu(norm(maps) + plus)``, in one where that is faster."""
-    if not torch.compiler.is_compiling() and _within.get() and norms.apply_to(norm, maps, plus):
-        return norms.rectified(norm, maps, plus)
-    result = norm(maps)
-    return functional.relu(result if plus is None else result.add_(plus), inplace=True)
-
-
-def _convolution(
+def conv2d(
     input: Tensor,
     weight: Tensor,
     bias: Tensor | None = None,
@@ -70,28 +66,97 @@ def _convolution(
     dilation: Any = 1,
     groups: int = 1,
 ) -> Tensor:
-    """``torch.conv2d``, with its names."""
+    """``torch.conv2d``, with its parameters' names."""
     if input.ndim == 4 and groups == 1 and dilation in (1, (1, 1), [1, 1]) and not isinstance(padding, str):
-        (down, right), (top, left) = _both(stride), _both(padding)
-        exact = input.dtype in (torch.float32, torch.float64) and not torch.is_autocast_enabled("cpu")
-        if exact:
-            row_products = PRODUCTS.get((input.shape[2], weight.shape[2], down, top))
-            column_products = PRODUCTS.get((input.shape[3], weight.shape[3], right, left))
-            if row_products and column_products:
-                return few_products(input, weight, bias, row_products, column_products)
-            usual = weight.shape[2:] == (3, 3) and down == right and top == left == 1
-            if usual and tiles.apply_to(input, weight, down):
-                return tiles.by_tiles(input, weight, bias, down)
-        rows = windows(input.shape[2], weight.shape[2], down, top)
-        columns = windows(input.shape[3], weight.shape[3], right, left)
-        if rows and columns:
-            return whole_map(input, weight, bias, rows, columns)
-        if sampled(input.shape[2:], weight.shape[2:], (down, right), (top, left)):
-            return every_other(input, weight, bias, (down, right))
+        strides, paddings = _pair(stride), _pair(padding)
+        if input.dtype in (torch.float32, torch.float64) and not torch.is_autocast_enabled("cpu"):
+            rows, columns = (
+                small_conv.TOOM_COOK.get((input.shape[2 + i], weight.shape[2 + i], strides[i], paddings[i]))
+                for i in (0, 1)
+            )
+            if rows and columns:
+                return small_conv.toom_cook_conv(input, weight, bias, rows, columns)
+            is_3x3 = weight.shape[2:] == (3, 3) and strides[0] == strides[1] and paddings == (1, 1)
+            if is_3x3 and winograd.supports(input, weight, strides[0]):
+                return winograd.winograd_conv(input, weight, bias, strides[0])
+        row_windows, column_windows = (
+            small_conv.kernel_windows(input.shape[2 + i], weight.shape[2 + i], strides[i], paddings[i]) for i in (0, 1)
+        )
+        if row_windows and column_windows:
+            return small_conv.conv_as_gemm(input, weight, bias, row_windows, column_windows)
+        if small_conv.is_small_strided_1x1(input.shape[2:], weight.shape[2:], strides, paddings):
+            return small_conv.strided_1x1_as_linear(input, weight, bias, strides)
     return torch.conv2d(input, weight, bias, stride, padding, dilation, groups)
 
 
-def _both(value: Any) -> tuple[int, int]:
+def bn_add_relu(bn: nn.Module, x: Tensor, residual: Tensor | None = None) -> Tensor:
+    """``relu(bn(x) + residual)``, fused where that is supported."""
+    if _may_run() and isinstance(bn, nn.BatchNorm2d) and bn_relu.supports(bn, x, residual):
+        return bn_relu.bn_add_relu(bn, x, residual)
+    out = bn(x)
+    return functional.relu(out if residual is None else out.add_(residual), inplace=True)
+
+
+def can_fuse_block(block: nn.Module, x: Tensor) -> bool:
+    """True if a residual block is supported as one function (``basic_block.fused_block``)."""
+    return _may_run() and not torch.is_autocast_enabled("cpu") and basic_block.supports(block, x)
+
+
+def basic_block_forward(block: Any, x: Tensor) -> Tensor:
+    """``psm.models`` ``BasicBlock.forward``."""
+    if can_fuse_block(block, x):
+        return basic_block.fused_block(block, x)
+    out = bn_add_relu(block.bn1, block.conv1(x))
+    return bn_add_relu(block.bn2, block.conv2(out), block.downsample(x))
+
+
+def bottleneck_forward(block: Any, x: Tensor) -> Tensor:
+    """``psm.models`` ``Bottleneck.forward``."""
+    out = bn_add_relu(block.bn1, block.conv1(x))
+    out = bn_add_relu(block.bn2, block.conv2(out))
+    return bn_add_relu(block.bn3, block.conv3(out), block.downsample(x))
+
+
+def resnet_forward(network: Any, x: Tensor) -> Tensor:
+    """``psm.models`` ``ResNet.forward``."""
+    x = network.maxpool(bn_add_relu(network.bn1, network.conv1(x)))
+    return network.layer4(network.layer3(network.layer2(network.layer1(x)))).mean((2, 3))
+
+
+FORWARDS: dict[str, Callable[[Any, Tensor], Tensor]] = {
+    "BasicBlock": basic_block_forward,
+    "Bottleneck": bottleneck_forward,
+    "ResNet": resnet_forward,
+}
+
+
+def _forward(module: nn.Module, x: Tensor) -> Tensor:
+    """The module's fast forward; its own outside of ``optimize``, as for a copy that was made within it."""
+    forward = FORWARDS[type(module).__name__] if _may_run() else type(module).forward
+    return forward(module, x)
+
+
+def _has_fast_forward(module: nn.Module) -> bool:
+    """True for the residual networks and blocks of psm.models themselves, with their own ``forward``."""
+    kind = type(module)
+    return kind.__module__.startswith("psm.models.") and kind.__name__ in FORWARDS and "forward" not in vars(module)
+
+
+def _is_compiled(model: nn.Module) -> bool:
+    """True if a part of the model was compiled by ``torch.compile``: another ``forward`` would compile it again."""
+    return any(module._compiled_call_impl is not None for module in model.modules())
+
+
+def _may_run() -> bool:
+    """True within ``optimize`` unless kernels are disabled or a compiler traces the network."""
+    return not torch.compiler.is_compiling() and _active.get() and ops.enabled()
+
+
+def _pair(value: Any) -> tuple[int, int]:
     """One number for both axes, or one for each."""
-    values = tuple(value) if isinstance(value, (tuple, list)) else (value,)
-    return values * 2 if len(values) == 1 else values
+    down, right = value if isinstance(value, (tuple, list)) and len(value) > 1 else (_single(value),) * 2
+    return down, right
+
+
+def _single(value: Any) -> int:
+    return value[0] if isinstance(value, (tuple, list)) else value

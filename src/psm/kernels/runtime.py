@@ -1,57 +1,90 @@
-"""What psm has compiled for this machine's processor (``csrc``), and how it is called.
+"""The native runtime: finds the compiled extension (``csrc``) and launches its kernels on torch's threads.
 
-It is compiled when psm is installed. Where there was no compiler, where torch's threads are not to be found, and on
-processors on which it was not measured, there is nothing to call, and all goes by torch.
+The extension is compiled when psm is installed, on x86-64 Linux. Without it, without torch's OpenMP library, on a CPU
+without AVX2 and while kernels are disabled ``simd_width`` is None, and nothing native runs.
 """
 
 import ctypes
+import importlib
 import re
 from functools import cache
 from pathlib import Path
+from types import ModuleType
 
 import torch
 from torch import Tensor
 
+from psm import ops
+
+_native: ModuleType | None
 try:
-    from psm.kernels import _native
+    _native = importlib.import_module("psm.kernels._native")
 except ImportError:  # not compiled
     _native = None
 
-LANES = {"AVX2": 8, "AVX512": 16}  # floats in a vector, by what torch takes the processor for
+SIMD_WIDTHS = {"AVX2": 8, "AVX512": 16}  # floats in a vector, by torch's name of the CPU's capability
+
+
+def simd_width() -> int | None:
+    """Floats in a vector; None where no native kernel may run."""
+    return native_width() if ops.enabled() else None
 
 
 @cache
-def lanes() -> int | None:
-    """Floats in a vector; None where nothing compiled can be called."""
-    return LANES.get(torch.backends.cpu.get_cpu_capability()) if _native and _parallel() else None
+def native_width() -> int | None:
+    """Floats in a vector; None where the extension cannot run."""
+    return SIMD_WIDTHS.get(cpu_capability()) if _native and gomp_parallel() else None
 
 
-def structure(name: str, tensors: str, sizes: str, numbers: str = "") -> type[ctypes.Structure]:
-    """What a compiled function is given: addresses of tensors, sizes, and numbers, in the order of its C struct."""
-    kinds = {ctypes.c_void_p: tensors, ctypes.c_ssize_t: sizes, ctypes.c_double: numbers}
-    return type(
-        name, (ctypes.Structure,), {"_fields_": [(x, kind) for kind, names in kinds.items() for x in names.split()]}
-    )
+def cpu_capability() -> str:
+    """The instruction set that torch uses on this CPU: "AVX2", "AVX512" or another."""
+    return torch.backends.cpu.get_cpu_capability()
 
 
-def call(name: str, kind: type[ctypes.Structure], **given: Tensor | float | None) -> None:
-    """Call what is compiled, with what its structure names, on as many threads as torch has."""
-    fields = kind()
+def status() -> str:
+    """Which kernels run: "avx2" or "avx512", or why none of the compiled ones does."""
+    if not ops.enabled():
+        return "off, PSM_KERNELS=0" if ops.disabled_by_environment() else "off, psm.kernels.disabled()"
+    if native_width():
+        return cpu_capability().lower()
+    if not _native:
+        return "PyTorch only, no compiled extension"
+    if not gomp_parallel():
+        return "PyTorch only, torch's OpenMP library was not found"
+    return f"PyTorch only, the CPU has no AVX2 ({cpu_capability().lower()})"
+
+
+def make_struct(name: str, tensors: str, sizes: str, numbers: str = "") -> type[ctypes.Structure]:
+    """The arguments of a native kernel: pointers to tensors, sizes and numbers, in the order of its C struct."""
+    types = {ctypes.c_void_p: tensors, ctypes.c_ssize_t: sizes, ctypes.c_double: numbers}
+    fields = [(field, ctype) for ctype, names in types.items() for field in names.split()]
+    return type(name, (ctypes.Structure,), {"_fields_": fields})
+
+
+def launch(kernel: str, struct: type[ctypes.Structure], **given: Tensor | float | None) -> None:
+    """Run a native kernel on torch's threads.
+
+    Args:
+        kernel: its name in the extension.
+        struct: the type of its arguments, by ``make_struct``.
+        given: fields of the struct; those not given are NULL or 0.
+    """
+    fields = struct()
     for key, value in given.items():
-        if not hasattr(kind, key):
-            raise TypeError(f"{name} has no {key}")
-        if isinstance(value, Tensor) and not in_memory(value):
-            raise TypeError(f"{name} takes tensors of single precision in a CPU's memory, not {key} as it is")
+        if not hasattr(struct, key):
+            raise TypeError(f"{kernel} has no {key}")
+        if isinstance(value, Tensor) and not is_plain_float(value):
+            raise TypeError(f"{kernel} takes float32 tensors in CPU memory, which {key} is not")
         setattr(fields, key, value.data_ptr() if isinstance(value, Tensor) else value)
     address, size = ctypes.addressof(fields), ctypes.sizeof(fields)
     try:
-        getattr(_native, name)(lanes(), torch.get_num_threads(), _parallel(), address, size)
+        getattr(_native, kernel)(native_width(), torch.get_num_threads(), gomp_parallel(), address, size)
     except (AttributeError, TypeError) as error:
         raise RuntimeError("psm was compiled from another version: install it again (pip install)") from error
 
 
-def in_memory(*tensors: Tensor | None) -> bool:
-    """Whether these are tensors of single precision with numbers in a CPU's memory, nothing that stands for one."""
+def is_plain_float(*tensors: Tensor | None) -> bool:
+    """True if all are float32 tensors with data in CPU memory (no subclass, sparse layout or functorch wrapper)."""
     return not torch._C._are_functorch_transforms_active() and all(
         x is None
         or (
@@ -66,19 +99,19 @@ def in_memory(*tensors: Tensor | None) -> bool:
     )
 
 
-def room(*shape: int) -> Tensor:
-    """Memory that something compiled writes, whatever torch's default type and device."""
+def empty(*shape: int) -> Tensor:
+    """Uninitialized float32 memory on the CPU, whatever torch's default dtype and device."""
     return torch.empty(shape, dtype=torch.float32, device="cpu")
 
 
-def channels_last(maps: Tensor) -> Tensor:
-    """Maps (N, C, H, W) as all that is compiled reads them."""
-    return maps.contiguous(memory_format=torch.channels_last)
+def channels_last(x: Tensor) -> Tensor:
+    """Feature maps (N, C, H, W) in the memory format that native kernels read."""
+    return x.contiguous(memory_format=torch.channels_last)
 
 
 @cache
-def _parallel() -> int:
-    """The address by which torch's own OpenMP library starts its threads, so that no second set of them is needed."""
+def gomp_parallel() -> int:
+    """Address of ``GOMP_parallel`` in the OpenMP library that torch uses, so that kernels share its threads; else 0."""
     try:
         loaded = re.findall(r"/\S*lib(?:gomp|iomp5|omp)\b\S*\.so\S*", Path("/proc/self/maps").read_text())
         library = min(set(loaded), key=lambda path: ("/torch/" not in path, path))

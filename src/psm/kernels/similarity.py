@@ -1,93 +1,135 @@
-"""Products of queries with all rows of a bank, for x86 CPUs, of which only what is wanted is kept.
+"""Reductions over the similarities of queries with all rows of a bank, without writing their matrix; for x86-64 CPUs.
 
-That is the k largest, by which positives are mined, or the sum of their exponentials, over which MoCo v2's negatives
-are contrasted, with its gradient. torch writes the matrix of products for either, goes through it several times, and at
-a few hundred queries and short rows leaves a third of the processor's speed unused (MKL with AVX2). Here a group of
-queries stays in the cache while rows pass by as they lie, and what is wanted of a product is taken while it is there: a
-search writes one product of twelve, a sum none, so that its memory does not grow with the bank. It is compiled
-(``processor``). ``benchmarks/parts.py`` measures both beside torch's functions: at 256 queries and 16,384 rows they are
-1.6 to 1.9 times as fast, 1.3 to 1.5 times at the least for which they are taken (two cores, AVX2).
+Top-k, by which positives are mined, and log-sum-exp with its gradient, MoCo v2's sum over all negatives. PyTorch writes
+the matrix of similarities for either, passes over it several times, and at a few hundred queries of low dimension
+leaves a third of the CPU's speed unused (MKL, AVX2). Here a group of queries stays in the cache while the rows are read
+in blocks, and similarities are reduced in registers: top-k writes one value per 12 rows, log-sum-exp none, so memory
+does not grow with the bank. ``benchmarks/parts.py`` measures both beside PyTorch: 1.6 to 1.9 times as fast at 256
+queries and 16,384 rows, 1.3 to 1.5 times at the smallest supported sizes (two cores, AVX2).
 """
+
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.nn.functional import pad
 
-from psm.kernels.runtime import call, in_memory, lanes, room, structure
+from psm.kernels.runtime import empty, is_plain_float, launch, make_struct, simd_width
 
 BLOCK = 12  # rows that have one maximum
-GROUP = 128  # the most queries that rows pass by at a time: fewer read a bank more often
-LEAST = 2**16  # products; below, calls weigh as much
+MAX_GROUP = 128  # queries that stay in the cache: fewer read the bank more often
+MIN_PAIRS = 2**16  # similarities; below, the overhead of a launch outweighs the gain
 
-Search = structure("Search", "rows queries ids own maxima values chosen places", "count inner columns group block k")
-Sum = structure("Sum", "rows queries level total mean", "count inner columns group")
+TopkArgs = make_struct(
+    "TopkArgs",
+    "rows queries ids exclude_ids block_max values top_blocks indices",
+    "num_rows dim num_queries group block k",
+)
+LogSumExpArgs = make_struct("LogSumExpArgs", "rows queries max total mean", "num_rows dim num_queries group")
 
 
-def searchable(queries: Tensor, rows: Tensor, k: int, *ids: Tensor) -> bool:
-    """Whether a search is one for this way, and faster by it."""
+def supports_topk(
+    queries: Tensor,
+    rows: Tensor,
+    k: int,
+    ids: Tensor | None = None,
+    exclude_ids: Tensor | None = None,
+    buffer: Callable[[int], Tensor] | None = None,
+) -> bool:
+    """True if the top-k search is supported and faster: few blocks are searched twice, ids fit in 32 bits."""
+    width = simd_width()
+    compared = () if ids is None or exclude_ids is None else (ids, exclude_ids)
     return bool(
-        _apply_to(queries, rows)
-        and 1 <= k <= len(rows) // (2 * lanes() * BLOCK)  # else more is looked at twice than once
-        and all(int(x.min()) >= -(2**31) and int(x.max()) < 2**31 for x in ids)
+        width
+        and _supports(queries, rows, width)
+        and 1 <= k <= len(rows) // (2 * width * BLOCK)
+        and all(int(x.min()) >= -(2**31) and int(x.max()) < 2**31 for x in compared)
     )
 
 
-def summable(queries: Tensor, rows: Tensor) -> bool:
-    """Whether a sum is one for this way, and faster by it."""
-    return _apply_to(queries, rows) and rows.shape[1] % (2 * lanes()) == 0
+def supports_logsumexp(queries: Tensor, rows: Tensor) -> bool:
+    """True if the log-sum-exp is supported and faster: the dimension is a multiple of two vectors."""
+    width = simd_width()
+    return bool(width and _supports(queries, rows, width) and rows.shape[1] % (2 * width) == 0)
 
 
-def largest(queries: Tensor, rows: Tensor, k: int, ids: Tensor | None, own: Tensor | None) -> tuple[Tensor, Tensor]:
-    """The k largest products (N, k) of queries (N, D) with rows (M, D), the largest first, and their places.
-
-    Rows whose id (M,) is the query's ``own`` (N,) are passed over; what is then missing of k is -inf.
-    """
+def topk_similarity(
+    queries: Tensor,
+    rows: Tensor,
+    k: int,
+    ids: Tensor | None = None,
+    exclude_ids: Tensor | None = None,
+    buffer: Callable[[int], Tensor] | None = None,
+) -> tuple[Tensor, Tensor]:
+    """``psm.ops.topk_similarity``; the buffer is not used."""
     count, blocks = len(queries), -(-len(rows) // BLOCK)
-    given = _given(queries, rows)
-    columns = given["columns"]
-    values, chosen, places = room(3, columns, k)
-    if own is not None:
-        given |= {"ids": _narrow(ids), "own": _narrow(pad(own, (0, columns - count)))}
-    given |= {"maxima": room(blocks, columns), "block": BLOCK, "k": k}
-    call("search", Search, values=values, chosen=chosen, places=places, **given)
-    return values[:count], places[:count].view(torch.int32).long()
+    given = _shared_args(queries, rows)
+    num_queries = given["num_queries"]
+    values, top_blocks, indices = empty(3, num_queries, k)
+    if ids is not None and exclude_ids is not None:
+        given |= {"ids": _as_int32(ids), "exclude_ids": _as_int32(pad(exclude_ids, (0, num_queries - count)))}
+    given |= {"block_max": empty(blocks, num_queries), "block": BLOCK, "k": k}
+    launch("topk_similarity", TopkArgs, values=values, top_blocks=top_blocks, indices=indices, **given)
+    return values[:count], indices[:count].view(torch.int32).long()
 
 
-def log_sum_exp(queries: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
-    """log of the sum over rows (M, D) of exp(q . r) for queries (N, D); its gradient, the rows' mean under softmax."""
+def logsumexp_similarity(queries: Tensor, rows: Tensor) -> Tensor:
+    """``psm.ops.logsumexp_similarity``."""
+    return _LogSumExp.apply(queries, rows)
+
+
+class _LogSumExp(torch.autograd.Function):
+    """Log-sum-exp of similarities; the gradient of a query is the mean of the rows under the softmax."""
+
+    @staticmethod
+    def forward(ctx: Any, queries: Tensor, rows: Tensor) -> Tensor:
+        result, mean = logsumexp_and_mean(queries, rows)
+        ctx.save_for_backward(mean)
+        return result
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor, None]:
+        return ctx.saved_tensors[0] * grad_out[:, None], None
+
+
+def logsumexp_and_mean(queries: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Log-sum-exp (N,) of the similarities of queries (N, D) with rows (M, D), and the rows' softmax mean (N, D)."""
     count = len(queries)
-    given = _given(queries, rows)
-    level, total = room(2, given["columns"])
-    mean = room(given["columns"], rows.shape[1])
-    call("sum", Sum, level=level, total=total, mean=mean, **given)
-    return level[:count] + total[:count].log(), mean[:count].div_(total[:count, None])
+    given = _shared_args(queries, rows)
+    largest, total = empty(2, given["num_queries"])
+    mean = empty(given["num_queries"], rows.shape[1])
+    launch("logsumexp_similarity", LogSumExpArgs, max=largest, total=total, mean=mean, **given)
+    return largest[:count] + total[:count].log(), mean[:count].div_(total[:count, None])
 
 
-def _apply_to(queries: Tensor, rows: Tensor) -> bool:
+def _supports(queries: Tensor, rows: Tensor, width: int) -> bool:
     return bool(
-        lanes()
-        and in_memory(queries, rows)
+        is_plain_float(queries, rows)
         and rows.is_contiguous()
         and queries.ndim == 2
         and queries.shape[1] == rows.shape[1]
-        and len(queries) >= lanes() * max(2, torch.get_num_threads())  # a pair of vectors for every other thread
-        and len(queries) * len(rows) >= max(LEAST, 1)
+        and len(queries) >= width * max(2, torch.get_num_threads())  # two vectors for every other thread
+        and len(queries) * len(rows) >= max(MIN_PAIRS, 1)
     )
 
 
-def _given(queries: Tensor, rows: Tensor) -> dict[str, Tensor | int]:
-    """Rows, queries as pairs of vectors lie, and sizes. Each thread has a group of queries if there are enough."""
-    (count, inner), width = queries.shape, 2 * lanes()
-    columns = _whole(count, width)
-    packed = pad(queries, (0, 0, 0, columns - count)).view(-1, width, inner).transpose(1, 2).contiguous()
-    group = min(GROUP, _whole(-(-columns // torch.get_num_threads()), width))
-    return {"rows": rows, "queries": packed, "count": len(rows), "inner": inner, "columns": columns, "group": group}
+def _shared_args(queries: Tensor, rows: Tensor) -> dict[str, Any]:
+    """Rows, packed queries and sizes. Each thread gets a group of queries if there are enough."""
+    (count, dim), columns = queries.shape, 2 * (simd_width() or 0)
+    num_queries = _round_up(count, columns)
+    packed = pad(queries, (0, 0, 0, num_queries - count)).view(-1, columns, dim).transpose(1, 2).contiguous()
+    group = min(MAX_GROUP, _round_up(-(-num_queries // torch.get_num_threads()), columns))
+    sizes = {"num_rows": len(rows), "dim": dim, "num_queries": num_queries, "group": group}
+    return {"rows": rows, "queries": packed, **sizes}
 
 
-def _whole(count: int, by: int) -> int:
-    return -(-count // by) * by
+def _round_up(count: int, multiple: int) -> int:
+    return -(-count // multiple) * multiple
 
 
-def _narrow(ids: Tensor) -> Tensor:
-    """Ids as 32 bits each, which pass as floats."""
+def _as_int32(ids: Tensor) -> Tensor:
+    """Ids as int32, viewed as float32 as ``launch`` requires."""
     return ids.to(torch.int32).contiguous().view(torch.float32)

@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from psm import ops
 from psm.losses.chunked import sum_over_anchors
-from psm.losses.functional import holds_no_products, logsumexp_of_products
 from psm.losses.negative_weighting import WEIGHTINGS, NegativeWeighting
 from psm.losses.objectives import OBJECTIVES, Objective, ProjectionObjective
 from psm.mining.batch import MiningBatch
@@ -176,7 +176,7 @@ class _Term:
         """Log of the negatives' weight (A,), how many are kept (A,) and how many there are (A,)."""
         rows = self._constant_rows()
         if rows is not None:
-            log_neg = logsumexp_of_products(anchors.scaled, rows)
+            log_neg = ops.logsumexp_similarity(anchors.scaled, rows)
             count = torch.full_like(log_neg, len(rows))
             return log_neg, count, count
         sampler, weighting = self.loss.sampler, self.loss.weighting
@@ -200,7 +200,9 @@ class _Term:
         if not self.loss.objective.uses_negatives:
             return 0
         rows = self._constant_rows()
-        return 0 if rows is not None and holds_no_products(anchors, rows) else self.candidates.count
+        # The kernel holds no matrix of products.
+        bounded = rows is not None and ops.has_kernel(ops.logsumexp_similarity, anchors, rows)
+        return 0 if bounded else self.candidates.count
 
 
 def check_batch(batch: MiningBatch) -> None:

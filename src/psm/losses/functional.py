@@ -2,68 +2,9 @@
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from torch.nn.functional import relu
 
-from psm.kernels import similarity as products
-
-
-def masked_logsumexp(values: Tensor, keep: Tensor | None = None) -> Tensor:
-    """log of the sum of exp over the kept values of a row; -inf, with a zero gradient, where none is kept."""
-    return _MaskedLogSumExp.apply(values, keep)
-
-
-class _MaskedLogSumExp(torch.autograd.Function):
-    """With half the passes over the values, and half the memory, of torch's own functions put together."""
-
-    @staticmethod
-    def forward(ctx, values: Tensor, keep: Tensor | None) -> Tensor:
-        least = torch.finfo(values.dtype).min
-        if keep is not None:
-            values = values.masked_fill(~keep, least)
-        if not values.shape[-1]:
-            ctx.save_for_backward(values, torch.ones(*values.shape[:-1], 1, dtype=torch.bool, device=values.device))
-            return values.new_full(values.shape[:-1], -torch.inf)
-        largest = values.amax(-1, keepdim=True)
-        none = largest <= least
-        shares = values.softmax(-1)  # a row at a time in the cache; the largest is one over the sum of exp(. - largest)
-        ctx.save_for_backward(shares, none)
-        return (largest - shares.amax(-1, keepdim=True).log()).masked_fill_(none, -torch.inf).squeeze(-1)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx, gradient: Tensor) -> tuple[Tensor, None]:
-        shares, none = ctx.saved_tensors
-        return shares * gradient.unsqueeze(-1).masked_fill(none, 0.0), None
-
-
-def logsumexp_of_products(queries: Tensor, rows: Tensor) -> Tensor:
-    """log of the sum over rows (M, D), which are constants, of exp(q . r) for each of the queries (N, D).
-
-    The gradient is the mean of the rows under the softmax of these products. Where ``products`` are compiled, their
-    matrix is not written and memory does not grow with the bank.
-    """
-    if products.summable(queries, rows):
-        return _LogSumExpOfProducts.apply(queries, rows)
-    return masked_logsumexp(queries @ rows.to(queries.dtype).T)
-
-
-def holds_no_products(queries: Tensor, rows: Tensor) -> bool:
-    """True if ``logsumexp_of_products`` needs no memory for the products of these queries and rows."""
-    return products.summable(queries, rows)
-
-
-class _LogSumExpOfProducts(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, queries: Tensor, rows: Tensor) -> Tensor:
-        found, mean = products.log_sum_exp(queries, rows)
-        ctx.save_for_backward(mean)
-        return found
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx, gradient: Tensor) -> tuple[Tensor, None]:
-        return ctx.saved_tensors[0] * gradient[:, None], None
+from psm.ops import masked_logsumexp
 
 
 def contrastive_loss(logits: Tensor, weights: Tensor, mask: Tensor, log_neg: Tensor) -> Tensor:

@@ -1,19 +1,20 @@
 """The bank M: a first-in first-out memory of unit-norm target projections and the images they came from."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
-from psm.kernels import similarity as products
+from psm import ops
 from psm.mining.faiss_index import InvertedLists
+from psm.ops import TOPK_BLOCK
 
 INDEXES = ("exact", "faiss")
 SEARCH_ELEMENTS = 2**22  # similarities held at once while searching: 16 MiB in float32, whatever batch and bank
 QUERIES = 256  # that a CPU searches for at once: more of them, beside fewer rows, leave more to be sorted
-BLOCK = 128
 SPARE = 4  # rows that an approximate search asks for beyond k, for those that are of the query's own image
 
 
@@ -128,7 +129,7 @@ class MemoryBank(nn.Module):
         best = vectors.new_full((count, k), -torch.inf)
         indices = torch.zeros((count, k), dtype=torch.long, device=vectors.device)
         rows, ids = self.filled
-        step = max(BLOCK, SEARCH_ELEMENTS // max(count, 1) // BLOCK * BLOCK)
+        step = max(TOPK_BLOCK, SEARCH_ELEMENTS // max(count, 1) // TOPK_BLOCK * TOPK_BLOCK)
         for start in range(0, self.fill if k else 0, step):
             part = slice(start, start + step)
             values, where = self._topk(vectors, rows[part], min(k, len(rows[part])), ids[part], exclude_ids)
@@ -165,14 +166,8 @@ class MemoryBank(nn.Module):
         self, vectors: Tensor, rows: Tensor, k: int, ids: Tensor, exclude_ids: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         """The k largest similarities (N, k) among these rows, and their indices."""
-        if products.searchable(vectors, rows, k, *(() if exclude_ids is None else (ids, exclude_ids))):
-            return products.largest(vectors, rows, k, ids, exclude_ids)
-        count = len(vectors) * len(rows)
-        similarity = self._buffer(count, vectors)[:count].view(len(vectors), len(rows))
-        torch.mm(vectors, rows.T, out=similarity)
-        if exclude_ids is not None:
-            mask_same_image_(similarity, ids, exclude_ids, -torch.inf)
-        return topk_blocks(similarity, k)
+        buffer = partial(self._buffer, like=vectors)
+        return ops.topk_similarity(vectors, rows, k, None if exclude_ids is None else ids, exclude_ids, buffer)
 
     def _buffer(self, count: int, like: Tensor) -> Tensor:
         """A buffer of at least ``count`` similarities, overwritten by the next search."""
@@ -181,32 +176,3 @@ class MemoryBank(nn.Module):
             with torch.inference_mode(False):
                 self._similarity = torch.empty(count, dtype=like.dtype, device=like.device)
         return self._similarity
-
-
-def mask_same_image_(pairs: Tensor, ids: Tensor, exclude_ids: Tensor, value: float | bool) -> Tensor:
-    """Set pairs (N, M) of queries and rows that are of one image to a value: where ``ids`` equal ``exclude_ids``.
-
-    On a CPU only the few columns with an id of the batch are touched: comparing all pairs takes longer there than the
-    search itself. Elsewhere that would wait for the device, and comparing is cheap.
-    """
-    if pairs.device.type != "cpu" or not len(exclude_ids):
-        return pairs.masked_fill_(ids == exclude_ids[:, None], value)
-    ordered = exclude_ids.sort().values
-    place = torch.searchsorted(ordered, ids).clamp(max=len(ordered) - 1)
-    columns = (ordered[place] == ids).nonzero()[:, 0]
-    row, column = (ids[columns] == exclude_ids[:, None]).nonzero(as_tuple=True)
-    pairs[row, columns[column]] = value
-    return pairs
-
-
-def topk_blocks(values: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """``values.topk(k, dim=1)``, exactly, by blocks: the k largest lie in the k blocks with the largest maxima."""
-    count, width = values.shape
-    blocks = width // BLOCK
-    if blocks <= 2 * k or width % BLOCK:
-        return values.topk(k, dim=1)
-    blocked = values.view(count, blocks, BLOCK)
-    chosen = blocked.amax(2).topk(k, dim=1).indices
-    candidates = blocked.gather(1, chosen[..., None].expand(-1, -1, BLOCK)).flatten(1)
-    best, where = candidates.topk(k, dim=1)
-    return best, chosen.gather(1, where // BLOCK) * BLOCK + where % BLOCK

@@ -10,9 +10,10 @@ from torch import Tensor
 
 from psm.config.parts import Part, PartRegistry, setting
 from psm.mining.batch import MiningBatch
-from psm.mining.memory_bank import MemoryBank, mask_same_image_
+from psm.mining.memory_bank import MemoryBank
 from psm.mining.mochi import mix_negatives
 from psm.mining.positives import Positives
+from psm.ops import mask_same_image_
 
 
 class Negatives(NamedTuple):

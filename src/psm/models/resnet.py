@@ -5,9 +5,8 @@ Weights trained here load in torchvision's ResNet with ``strict=True`` once its 
 """
 
 from torch import Tensor, nn
+from torch.nn.functional import relu
 
-from psm.kernels.basic_block import residual
-from psm.kernels.dispatch import in_one, rectified
 from psm.models.encoder import Encoder
 
 
@@ -24,11 +23,11 @@ class BasicBlock(nn.Module):
         self.bn2 = nn.BatchNorm2d(width)
         self.downsample = shortcut(inputs, width, stride)
 
-    def forward(self, maps: Tensor) -> Tensor:
-        if in_one(self, maps):
-            return residual(self, maps)
-        inner = rectified(self.bn1, self.conv1(maps))
-        return rectified(self.bn2, self.conv2(inner), plus=self.downsample(maps))
+    def forward(self, x: Tensor) -> Tensor:
+        out = relu(self.bn1(self.conv1(x)), inplace=True)
+        out = self.bn2(self.conv2(out))
+        out += self.downsample(x)
+        return relu(out, inplace=True)
 
 
 class Bottleneck(nn.Module):
@@ -50,10 +49,12 @@ class Bottleneck(nn.Module):
         self.bn3 = nn.BatchNorm2d(outputs)
         self.downsample = shortcut(inputs, outputs, stride)
 
-    def forward(self, maps: Tensor) -> Tensor:
-        inner = rectified(self.bn1, self.conv1(maps))
-        inner = rectified(self.bn2, self.conv2(inner))
-        return rectified(self.bn3, self.conv3(inner), plus=self.downsample(maps))
+    def forward(self, x: Tensor) -> Tensor:
+        out = relu(self.bn1(self.conv1(x)), inplace=True)
+        out = relu(self.bn2(self.conv2(out)), inplace=True)
+        out = self.bn3(self.conv3(out))
+        out += self.downsample(x)
+        return relu(out, inplace=True)
 
 
 class ResNet(Encoder):
@@ -93,10 +94,10 @@ class ResNet(Encoder):
         self.layer4 = stage(block, blocks[3], channels[3], widths[3], stride=2)
         self.width = channels[4]
 
-    def forward(self, images: Tensor) -> Tensor:
-        maps = self.maxpool(rectified(self.bn1, self.conv1(images)))
-        maps = self.layer4(self.layer3(self.layer2(self.layer1(maps))))
-        return maps.mean((2, 3))
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.maxpool(relu(self.bn1(self.conv1(x)), inplace=True))
+        x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
+        return x.mean((2, 3))
 
 
 def stage(block: type[BasicBlock | Bottleneck], count: int, inputs: int, width: int, stride: int) -> nn.Sequential:

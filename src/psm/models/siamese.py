@@ -6,7 +6,7 @@ from copy import deepcopy
 import torch
 from torch import Tensor, nn
 
-from psm.kernels.dispatch import faster
+from psm import ops
 from psm.models.grad_cache import recompute_in_backward
 from psm.models.outputs import Embeddings
 
@@ -49,9 +49,9 @@ class SiameseNetworks(nn.Module):
         """The networks that are trained by gradient."""
         return nn.ModuleList([self.encoder, self.projector, *([self.predictor] if self.predictor else [])])
 
-    def _faster(self, device: torch.device) -> AbstractContextManager[None]:
+    def _accelerated(self, device: torch.device) -> AbstractContextManager[object]:
         """Faster convolutions for the device, unless the networks are compiled."""
-        return nullcontext() if self.compiled else faster(device)
+        return nullcontext() if self.compiled else ops.accelerated(self, device)
 
     def forward(self, views: Tensor, grad_cache_chunk: int | None = None) -> tuple[Embeddings, Tensor]:
         """Embed two views of N images.
@@ -78,11 +78,11 @@ class SiameseNetworks(nn.Module):
         )
         if self.target is None:
             return projection, query, projection if self.predictor is None else projection.detach(), features
-        with torch.no_grad(), self._faster(views.device):
+        with torch.no_grad(), self._accelerated(views.device):
             return projection, query, self.target(views), features
 
     def _online(self, views: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        with self._faster(views.device):
+        with self._accelerated(views.device):
             features = self.encoder(views)
             projection = self.projector(features)
             return features, projection, self.predict(projection)
@@ -93,7 +93,7 @@ class SiameseNetworks(nn.Module):
 
     def embed_keys(self, images: Tensor) -> Tensor:
         """Keys (B, D) of images (B, 3, H, W): projections of the target network, of the online one without target."""
-        with self._faster(images.device):
+        with self._accelerated(images.device):
             return self.projector(self.encoder(images)) if self.target is None else self.target(images)
 
     @torch.no_grad()

@@ -60,51 +60,6 @@ def crop_boxes(
     return tops, lefts, heights, widths
 
 
-def resized_crop(pixels: Tensor, box: Box, flip: Tensor, size: int) -> Tensor:
-    """Crop, resize and flip.
-
-    Args:
-        pixels: (B, 3, H, W) in float32.
-        box: top, left, height and width of each crop, (B,) each.
-        flip: (B,) bool, whether a crop is flipped horizontally.
-        size: side of the result in pixels.
-
-    Returns:
-        (B, 3, size, size).
-    """
-    tops, lefts, heights, widths = box
-    rows = resize_matrix(tops, heights, pixels.shape[2], size)
-    columns = resize_matrix(lefts, widths, pixels.shape[3], size, flip)
-    # Channels and rows as one dimension: one product per image rather than three.
-    narrowed = pixels.flatten(1, 2) @ columns.mT
-    return rows.unsqueeze(1) @ narrowed.unflatten(1, pixels.shape[1:3])
-
-
-def resize_matrix(start: Tensor, extent: Tensor, length: int, size: int, flip: Tensor | None = None) -> Tensor:
-    """Matrices (B, size, length) that resize ``extent`` pixels from ``start`` on to ``size`` pixels, bilinearly.
-
-    Where that shrinks, the triangle filter is widened by the same factor (antialiasing), as Pillow and torchvision do.
-
-    Args:
-        start: (B,) first pixel.
-        extent: (B,) number of pixels.
-        length: pixels of the image along this side.
-        size: pixels of the result.
-        flip: (B,) bool, whether the result is reversed.
-    """
-    start, extent = start[:, None], extent[:, None]
-    fraction = (torch.arange(size, dtype=torch.float32, device=start.device) + 0.5) / size
-    if flip is not None:
-        fraction = torch.where(flip[:, None], 1 - fraction, fraction)
-    centers = start + extent * fraction
-    pixels = torch.arange(length, dtype=torch.float32, device=start.device) + 0.5
-    radius = (extent / size).clamp(min=1).unsqueeze(-1)
-    weights = (pixels - centers.unsqueeze(-1)).abs_().div_(radius).neg_().add_(1).clamp_(min=0)
-    inside = (pixels > start) & (pixels < start + extent)
-    weights.mul_(inside.unsqueeze(1))
-    return weights.div_(weights.sum(-1, keepdim=True))
-
-
 def color_matrix(
     brightness: Tensor, contrast: Tensor, saturation: Tensor, hue: Tensor, grayscale: Tensor
 ) -> tuple[Tensor, Tensor]:
@@ -136,13 +91,6 @@ def hue_rotation(hue: Tensor) -> Tensor:
     cross, identity = constant(GRAY_AXIS_CROSS, hue.device), constant(IDENTITY, hue.device)
     angle = _matrix(hue) * (2 * math.pi)
     return angle.cos() * identity + (1 - angle.cos()) / 3 + angle.sin() / math.sqrt(3) * cross
-
-
-def adjust_color(pixels: Tensor, matrix: Tensor, luma_factor: Tensor) -> Tensor:
-    """Apply the affine maps of ``color_matrix`` to images (B, 3, H, W), clipped to [0, 1]."""
-    flat = pixels.flatten(2)
-    mean_luma = flat.mean(-1) @ constant(LUMA, pixels.device)
-    return torch.baddbmm(_matrix(luma_factor * mean_luma), matrix, flat).clamp_(0, 1).view_as(pixels)
 
 
 def gaussian_blur(pixels: Tensor, sigma: Tensor, radius: int) -> Tensor:

@@ -1,8 +1,8 @@
 """Random views of a batch of images, on the batch's device (SimCLR / MoCo v2 augmentations).
 
 The parameters of a whole batch are sampled first (``Views.sample_params``) and applied after (``Views.apply``), so that
-processes that split a batch apply the same parameters. The augmentations are the pure functions of ``functional``; on a
-CPU with compiled kernels, crop and color are one pass.
+processes that split a batch apply the same parameters. The augmentations are the pure functions of ``functional``; crop
+and color are ``psm.ops.crop_color``, on some CPUs one pass.
 """
 
 import math
@@ -14,25 +14,21 @@ from torch import Tensor
 from torch.nn.functional import interpolate
 
 from psm.config.schema import ViewsConfig
-from psm.kernels import crop as crops
+from psm.ops import CHUNK_PIXELS, crop_color, normalize_channels_
 from psm.utils.devices import to_device, without_autocast
 from psm.utils.errors import UserError
 from psm.views.functional import (
     LUMA,
-    adjust_color,
     color_matrix,
     constant,
     crop_boxes,
     gaussian_blur,
-    resized_crop,
     solarize,
 )
 from psm.views.presets import resolve_views
 
-CPU_CHUNK_PIXELS = 2**18  # pixels of views computed at a time on a CPU: they stay in its cache
 CROP_PROPOSALS = 10  # boxes sampled for a crop, before the central one is taken
 NUMBERS_PER_VIEW = 2 * CROP_PROPOSALS + 12
-NO_MEAN, NO_STD = (0.0,) * 3, (1.0,) * 3  # normalization that changes nothing
 
 
 @dataclass(frozen=True)
@@ -167,20 +163,15 @@ class Views:
                 "images."
             )
         views = self._empty(images, len(params.flip), channels_last)
-        fused = crops.apply_to(
-            images, self.size, params.crop_scale, params.crop_position, params.brightness, params.hue
-        )
         with without_autocast(images.device):
-            if fused and not self._has_filters:
-                self._fused_crop(views, images, params, self.mean, self.std)
+            if not self._has_filters:
+                self._crop_color(images, params, views, normalize=True)
                 return views
             for rows in self._chunks(images):
-                crop_and_color = self._fused_views if fused else self._plain_views
-                pairs = zip(
-                    views[:, rows], crop_and_color(images[rows], params[rows]), params[rows].views(), strict=True
-                )
-                for view, colored, view_params in pairs:
-                    view.copy_(self._normalize_(self._filter(colored, view_params)))
+                colored = self._empty(images[rows], len(params.flip), channels_last=False)
+                self._crop_color(images[rows], params[rows], colored, normalize=False)
+                for view, cropped, view_params in zip(views[:, rows], colored, params[rows].views(), strict=True):
+                    view.copy_(self._normalize_(self._filter(cropped, view_params)))
         return views
 
     @torch.no_grad()
@@ -202,28 +193,15 @@ class Views:
 
     def _chunks(self, images: Tensor) -> Iterable[slice]:
         """Slices of the images to compute at a time: all of them on an accelerator."""
-        step = max(1, CPU_CHUNK_PIXELS // self.size**2) if images.device.type == "cpu" else max(1, len(images))
+        step = max(1, CHUNK_PIXELS // self.size**2) if images.device.type == "cpu" else max(1, len(images))
         return (slice(first, first + step) for first in range(0, len(images), step))
 
-    def _fused_crop(
-        self, views: Tensor, images: Tensor, params: AugmentParams, mean: Sequence[float], std: Sequence[float]
-    ) -> None:
-        """Write cropped, colored and normalized views by the compiled kernel."""
-        box = params.boxes(images.shape[2], images.shape[3], self.settings.crop_ratio)
-        crops.make(views, images, box, params.flip, params.colors(), (LUMA, mean, std))
-
-    def _fused_views(self, images: Tensor, params: AugmentParams) -> Iterable[Tensor]:
-        """Cropped and colored views with values in [0, 1], by the compiled kernel."""
-        views = self._empty(images, len(params.flip), channels_last=False)
-        self._fused_crop(views, images, params, NO_MEAN, NO_STD)
-        return views
-
-    def _plain_views(self, images: Tensor, params: AugmentParams) -> Iterable[Tensor]:
-        """The same in plain PyTorch, one view at a time."""
-        pixels = images.float().div_(255)
-        for view_params in params.views():
-            box = view_params.boxes(images.shape[2], images.shape[3], self.settings.crop_ratio)
-            yield adjust_color(resized_crop(pixels, box, view_params.flip, self.size), *view_params.colors())
+    def _crop_color(self, images: Tensor, params: AugmentParams, out: Tensor, normalize: bool) -> None:
+        """Write cropped and colored views (views, B, 3, size, size), normalized or with values in [0, 1]."""
+        boxes = params.boxes(images.shape[2], images.shape[3], self.settings.crop_ratio)
+        luma, mean, std = constant((LUMA, self.mean, self.std), images.device)
+        moments = (mean, std) if normalize else (None, None)
+        crop_color(images, boxes, params.flip, *params.colors(), luma, *moments, out)
 
     @property
     def _has_filters(self) -> bool:
@@ -242,8 +220,7 @@ class Views:
 
     def _normalize_(self, pixels: Tensor) -> Tensor:
         """Subtract the mean and divide by the standard deviation of each channel, in place."""
-        mean, std = constant((self.mean, self.std), pixels.device)
-        return pixels.sub_(mean[:, None, None]).div_(std[:, None, None])
+        return normalize_channels_(pixels, *constant((self.mean, self.std), pixels.device))
 
 
 def _check_images(images: Tensor) -> None:

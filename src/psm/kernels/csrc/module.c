@@ -1,7 +1,7 @@
-/* What a step on an x86-64 CPU spends most of its time on beside matrix products. See tiles.py, norms.py,
-blocks.py, products.py and crops.py.
+/* CPU kernels for x86-64, compiled for AVX2 and for AVX-512. See winograd.py, bn_relu.py, basic_block.py, similarity.py
+and crop.py.
 
-Addresses and sizes come from Python; nothing here knows torch. Threads are those of torch's OpenMP library. */
+Addresses and sizes come from Python; nothing here depends on torch. Threads are those of torch's OpenMP library. */
 
 #define PY_SSIZE_T_CLEAN
 #define Py_LIMITED_API 0x030B0000
@@ -14,211 +14,215 @@ Addresses and sizes come from Python; nothing here knows torch. Threads are thos
 #error "written for x86-64"
 #endif
 
-#include "vectors.h"
+#include "simd.h"
 
-/* A pass of a batch norm over rows of channels, as psm.kernels.bn_relu.Pass has it. */
+/* Fused BN + add + ReLU over (rows, channels), as psm.kernels.bn_relu.BatchNormArgs. */
 
-enum { CHANNELS = 32, SUMS = 3 }; /* channels at a time; sums of a piece */
+enum { CHANNEL_BLOCK = 32, PARTIALS = 3 }; /* channels at a time; sums that a chunk of rows has */
 
-struct norm {
-    const float *x, *plus, *gradient;
-    float *y, *of_x, *of_plus;
-    float *norm, *plus_norm; /* rows by channel */
-    float *sums;
-    Py_ssize_t rows, columns, rows_each;
+struct bn_relu {
+    const float *x, *residual, *grad_out;
+    float *y, *grad_x, *grad_residual;
+    float *bn, *residual_bn; /* (11, channels), the rows of simd.h */
+    float *partials;         /* (chunks, PARTIALS, channels) */
+    Py_ssize_t rows, channels, chunk_rows;
     double eps;
 };
 
-/* A convolution, as psm.kernels.winograd.Pass has it. */
+/* A 3x3 convolution, as psm.kernels.winograd.WinogradArgs. */
 
-enum { OWN = 4, MOST = 9 }; /* places along a tile's side: of its result, and the most that it sees */
+enum { TILE = 4, MAX_INPUT_TILE = 9 }; /* pixels along the side of an output tile, and the most of an input tile */
 
-struct tiles {
-    const float *maps, *maps_norm, *taps;
-    float *result;
-    const float *result_norm, *gradient;
-    float *of_maps, *of_taps, *sums;
-    const float *shortcut_taps;
+struct winograd {
+    const float *x, *x_bn, *weight; /* weight and shortcut_weight are transformed and packed */
+    float *out;
+    const float *out_bn, *grad_out;
+    float *grad_x, *grad_weight, *partials;
+    const float *shortcut_weight;
     float *shortcut;
-    const float *shortcut_norm, *shortcut_gradient;
-    float *of_shortcut_taps, *shortcut_sums, *room;
-    Py_ssize_t count, height, width, inputs, outputs, stride;
-    Py_ssize_t adds;                        /* to of_maps, which hold something already */
-    Py_ssize_t slots, together, block, gap; /* shares, maps and tiles at a time, floats between planes */
+    const float *shortcut_bn, *shortcut_grad_out;
+    float *grad_shortcut_weight, *shortcut_partials, *workspace;
+    Py_ssize_t batch, height, width, in_channels, out_channels, stride;
+    Py_ssize_t accumulate;                               /* adds to grad_x instead of overwriting it */
+    Py_ssize_t slots, images, tile_block, plane_padding; /* parts, images and tiles at a time, floats between planes */
 };
 
-/* A search in a bank and a sum over one, as psm.kernels.similarity has them. */
+/* Reductions over similarities with a bank, as psm.kernels.similarity.TopkArgs and LogSumExpArgs. */
 
-enum { TOGETHER = 96, QUERIES = 128 }; /* rows of a sum, and the most queries, at a time */
+enum { ROW_BLOCK = 96, MAX_QUERIES = 128 }; /* rows at a time of a log-sum-exp, and the most queries */
 
-struct search {
+struct topk {
     const float *rows, *queries;
-    const int *ids, *own;
-    float *maxima, *values;
-    int *chosen, *places;
-    Py_ssize_t count, inner, columns, group, block, k;
+    const int *ids, *exclude_ids;
+    float *block_max, *values;
+    int *top_blocks, *indices;
+    Py_ssize_t num_rows, dim, num_queries, group, block, k;
 };
 
-struct sum {
+struct logsumexp {
     const float *rows, *queries;
-    float *level, *total, *mean;
-    Py_ssize_t count, inner, columns, group;
+    float *max, *total, *mean;
+    Py_ssize_t num_rows, dim, num_queries, group;
 };
 
-/* Views of images, as psm.kernels.crop.Pass has it. */
+/* Views of images, as psm.kernels.crop.CropArgs. */
 
-struct views {
+struct crop {
     const unsigned char *images;
-    const float *boxes, *flip, *matrix, *pivot, *shades; /* of each view; shades: luma, mean and deviation */
+    const float *boxes, *flip, *color, *pivot, *constants; /* of each view; constants: luma, mean and std */
     float *views;
-    Py_ssize_t count, all, height, width, size; /* images, views of all of them; sides */
-    Py_ssize_t most;                            /* pixels that a place sees along a line */
-    Py_ssize_t pixel, channel;                  /* floats from one to the next in a view */
+    Py_ssize_t num_images, num_views, height, width, size;
+    Py_ssize_t max_taps; /* source pixels of an output pixel along an axis */
+    Py_ssize_t pixel_stride, channel_stride;
 };
 
-#define LANES 8
+#define SIMD_WIDTH 8
 #define TARGET __attribute__((target("avx2,fma")))
 #define NAME(name) name##_8
-VECTORS
-#include "norms.h"
-#include "tiles.h"
-#include "products.h"
-#include "views.h"
-#undef LANES
+SIMD_TYPES
+#include "bn_relu.h"
+#include "winograd.h"
+#include "similarity.h"
+#include "crop.h"
+#undef SIMD_WIDTH
 #undef TARGET
 #undef NAME
 
-#define LANES 16
+#define SIMD_WIDTH 16
 #define TARGET __attribute__((target("avx512f")))
 #define NAME(name) name##_16
-VECTORS
-#include "norms.h"
-#include "tiles.h"
-#include "products.h"
-#include "views.h"
+SIMD_TYPES
+#include "bn_relu.h"
+#include "winograd.h"
+#include "similarity.h"
+#include "crop.h"
 
-/* Threads. Parts are handed out one at a time. */
+/* Threads take parts one at a time. */
 
-/* The start of a parallel region, as every OpenMP library has it for programs compiled by GCC. */
+/* GOMP_parallel, the start of a parallel region in every OpenMP library that runs code compiled by GCC. */
 typedef void parallel_region(void (*)(void *), void *, unsigned, unsigned);
 
 struct work {
-    void (*part)(const void *, Py_ssize_t);
-    const void *of;
-    Py_ssize_t count, next;
+    void (*kernel)(const void *, Py_ssize_t);
+    const void *args;
+    Py_ssize_t parts, next;
 };
 
-static void share(void *shared)
+static void run_parts(void *shared)
 {
     struct work *work = shared;
     for (;;) {
-        Py_ssize_t number = __atomic_fetch_add(&work->next, 1, __ATOMIC_RELAXED);
-        if (number >= work->count)
+        Py_ssize_t part = __atomic_fetch_add(&work->next, 1, __ATOMIC_RELAXED);
+        if (part >= work->parts)
             return;
-        work->part(work->of, number);
+        work->kernel(work->args, part);
     }
 }
 
-/* What is wrong with what was given, if anything. */
+/* Checks of sizes: what is wrong, or NULL. */
 
-static const char *wrong_tiles(const struct tiles *tiles, int lanes)
+static const char *check_winograd(const struct winograd *args, int width)
 {
-    const Py_ssize_t side = tiles->stride * OWN, by = tiles->sums ? CHANNELS : 2 * lanes;
-    if (tiles->stride < 1 || tiles->stride > 2 || (tiles->shortcut && tiles->stride != 2))
-        return "strides are 1 or 2, and 2 beside a shortcut";
-    if (tiles->height % side || tiles->width % side || tiles->inputs % by || tiles->outputs % by || tiles->block % 12)
-        return "sides go in tiles, channels in pairs of vectors, or in 32s with norms, tiles in twelves";
+    const Py_ssize_t side = args->stride * TILE, multiple = args->partials ? CHANNEL_BLOCK : 2 * width;
+    if (args->stride < 1 || args->stride > 2 || (args->shortcut && args->stride != 2))
+        return "the stride must be 1 or 2, and 2 with a shortcut";
+    if (args->height % side || args->width % side)
+        return "height and width must be multiples of the input step of a tile";
+    if (args->in_channels % multiple || args->out_channels % multiple || args->tile_block % 12)
+        return "channels must be multiples of two vectors (of 32 with batch norm), tile_block of 12";
     return NULL;
 }
 
-static const char *wrong_norm(const struct norm *norm, int lanes)
+static const char *check_bn_relu(const struct bn_relu *args, int width)
 {
-    (void)lanes;
-    if (norm->columns % CHANNELS || norm->rows < 1 || norm->rows_each < 1)
-        return "channels go in 32s, rows are needed";
+    (void)width;
+    if (args->channels % CHANNEL_BLOCK || args->rows < 1 || args->chunk_rows < 1)
+        return "channels must be a multiple of 32, rows and chunk_rows positive";
     return NULL;
 }
 
-static const char *wrong_search(const struct search *search, int lanes)
+static const char *check_topk(const struct topk *args, int width)
 {
-    if (search->columns % (2 * lanes) || search->group % (2 * lanes) || search->group < 1 || search->block < 1)
-        return "queries go in pairs of vectors, rows in blocks";
+    if (args->num_queries % (2 * width) || args->group % (2 * width) || args->group < 1 || args->block < 1)
+        return "num_queries and group must be multiples of two vectors, block positive";
     return NULL;
 }
 
-static const char *wrong_sum(const struct sum *sum, int lanes)
+static const char *check_logsumexp(const struct logsumexp *args, int width)
 {
-    if (sum->columns % (2 * lanes) || sum->group % (2 * lanes) || sum->group < 1 || sum->group > QUERIES)
-        return "queries go in pairs of vectors, 128 at a time at most";
-    if (sum->inner % (2 * lanes))
-        return "rows go in pairs of vectors";
+    if (args->num_queries % (2 * width) || args->group % (2 * width) || args->group < 1 || args->group > MAX_QUERIES)
+        return "num_queries and group must be multiples of two vectors, group at most 128";
+    if (args->dim % (2 * width))
+        return "dim must be a multiple of two vectors";
     return NULL;
 }
 
-static const char *wrong_views(const struct views *views, int lanes)
+static const char *check_crop(const struct crop *args, int width)
 {
-    (void)lanes;
-    const Py_ssize_t size = views->size, side = views->height > views->width ? views->height : views->width;
-    if (views->count < 1 || size < 1 || views->height < 1 || views->width < 1 || views->most * size < 2 * side + 3 * size)
-        return "images, places and room for what they see are needed";
-    if (views->pixel == 1 ? views->channel != size * size : views->pixel != 3 || views->channel != 1)
-        return "channels come first or last";
+    (void)width;
+    const Py_ssize_t size = args->size, side = args->height > args->width ? args->height : args->width;
+    if (args->num_images < 1 || size < 1 || args->height < 1 || args->width < 1)
+        return "images and views must not be empty";
+    if (args->max_taps * size < 2 * side + 3 * size)
+        return "max_taps is too small for this resize";
+    if (args->pixel_stride == 1 ? args->channel_stride != size * size
+                                : args->pixel_stride != 3 || args->channel_stride != 1)
+        return "views must be contiguous or channels-last";
     return NULL;
 }
 
-/* Passes, for Python: vector lanes, threads, how they start, address and size of what is wanted. Each slot of a
-   convolution has its part of the room and of the taps' gradients, and its maps, whoever comes first: sums do not depend
-   on that. */
+/* Kernels for Python: SIMD width, threads, address of GOMP_parallel, address and size of the arguments. Each slot of a
+   convolution has its part of the workspace and of grad_weight, and its images, whichever thread takes it: results do
+   not depend on that. */
 
-#define PASS(name, kind, parts)                                                                              \
-    static PyObject *call_##name(PyObject *self, PyObject *arguments)                                        \
+#define KERNEL(name, kind, num_parts)                                                                        \
+    static PyObject *py_##name(PyObject *self, PyObject *arguments)                                          \
     {                                                                                                        \
-        int lanes, threads;                                                                                  \
+        int width, threads;                                                                                  \
         unsigned long long parallel, address, size;                                                          \
         (void)self;                                                                                          \
-        if (!PyArg_ParseTuple(arguments, "iiKKK", &lanes, &threads, &parallel, &address, &size))             \
+        if (!PyArg_ParseTuple(arguments, "iiKKK", &width, &threads, &parallel, &address, &size))             \
             return NULL;                                                                                     \
         if (size != sizeof(struct kind)) {                                                                   \
-            PyErr_SetString(PyExc_TypeError, "not of this size");                                            \
+            PyErr_SetString(PyExc_TypeError, "arguments of another size");                                   \
             return NULL;                                                                                     \
         }                                                                                                    \
-        const struct kind *given = (const struct kind *)(uintptr_t)address;                                  \
-        const char *wrong = lanes == 8 || lanes == 16 ? wrong_##kind(given, lanes) : "vectors have 8 or 16 lanes"; \
-        if (wrong) {                                                                                         \
-            PyErr_SetString(PyExc_ValueError, wrong);                                                        \
+        const struct kind *args = (const struct kind *)(uintptr_t)address;                                   \
+        const char *error = width == 8 || width == 16 ? check_##kind(args, width) : "the SIMD width must be 8 or 16"; \
+        if (error) {                                                                                         \
+            PyErr_SetString(PyExc_ValueError, error);                                                        \
             return NULL;                                                                                     \
         }                                                                                                    \
-        struct work work = {lanes == 16 ? name##_16 : name##_8, given, parts, 0};                            \
+        struct work work = {width == 16 ? name##_16 : name##_8, args, num_parts, 0};                         \
         Py_BEGIN_ALLOW_THREADS                                                                               \
         if (parallel && threads > 1)                                                                         \
-            ((parallel_region *)(uintptr_t)parallel)(share, &work, (unsigned)threads, 0);                    \
+            ((parallel_region *)(uintptr_t)parallel)(run_parts, &work, (unsigned)threads, 0);                \
         else                                                                                                 \
-            share(&work);                                                                                    \
+            run_parts(&work);                                                                                \
         Py_END_ALLOW_THREADS                                                                                 \
         Py_RETURN_NONE;                                                                                      \
     }
 
-#define PIECES ((given->rows + given->rows_each - 1) / given->rows_each)
+#define CEIL_DIV(a, b) (((a) + (b)-1) / (b))
 
-PASS(convolve, tiles, given->slots)
-PASS(convolve_back, tiles, given->slots)
-PASS(moments, norm, PIECES)
-PASS(settle, norm, given->columns / CHANNELS)
-PASS(normalize, norm, PIECES)
-PASS(sums_of_gradient, norm, PIECES)
-PASS(settle_gradient, norm, given->columns / CHANNELS)
-PASS(gradient_of_x, norm, PIECES)
-PASS(views, views, given->all)
-PASS(search, search, (given->columns + given->group - 1) / given->group)
-PASS(sum, sum, (given->columns + given->group - 1) / given->group)
+KERNEL(winograd_forward, winograd, args->slots)
+KERNEL(winograd_backward, winograd, args->slots)
+KERNEL(bn_partial_stats, bn_relu, CEIL_DIV(args->rows, args->chunk_rows))
+KERNEL(bn_finalize_stats, bn_relu, args->channels / CHANNEL_BLOCK)
+KERNEL(bn_add_relu, bn_relu, CEIL_DIV(args->rows, args->chunk_rows))
+KERNEL(bn_grad_partials, bn_relu, CEIL_DIV(args->rows, args->chunk_rows))
+KERNEL(bn_finalize_grad, bn_relu, args->channels / CHANNEL_BLOCK)
+KERNEL(bn_grad_input, bn_relu, CEIL_DIV(args->rows, args->chunk_rows))
+KERNEL(topk_similarity, topk, CEIL_DIV(args->num_queries, args->group))
+KERNEL(logsumexp_similarity, logsumexp, CEIL_DIV(args->num_queries, args->group))
+KERNEL(crop_color, crop, args->num_views)
 
-#define ENTRY(name) {#name, call_##name, METH_VARARGS, NULL}
+#define ENTRY(name) {#name, py_##name, METH_VARARGS, NULL}
 
 static PyMethodDef functions[] = {
-    ENTRY(convolve),  ENTRY(convolve_back),    ENTRY(moments),         ENTRY(settle),
-    ENTRY(normalize), ENTRY(sums_of_gradient), ENTRY(settle_gradient), ENTRY(gradient_of_x),
-    ENTRY(search),    ENTRY(sum),              ENTRY(views),
-    {NULL, NULL, 0, NULL},
+    ENTRY(winograd_forward), ENTRY(winograd_backward),    ENTRY(bn_partial_stats), ENTRY(bn_finalize_stats),
+    ENTRY(bn_add_relu),      ENTRY(bn_grad_partials),     ENTRY(bn_finalize_grad), ENTRY(bn_grad_input),
+    ENTRY(topk_similarity),  ENTRY(logsumexp_similarity), ENTRY(crop_color),       {NULL, NULL, 0, NULL},
 };
 
 static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "_native", NULL, 0, functions, NULL, NULL, NULL, NULL};
