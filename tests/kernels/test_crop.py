@@ -108,7 +108,7 @@ def test_draws_that_images_share_and_boxes_that_are_none():
         place[1, 2] = wrong
         area = draws.crop_scale.clone()
         area[1, 2] = 0.3
-        found = made(views, images, draws=replace(draws, place=place, area=area))
+        found = made(views, images, draws=replace(draws, crop_position=place, crop_scale=area))
         assert found[1, 2].isnan().all()
         assert found.isnan().flatten(2).any(2).sum() == 1
 
