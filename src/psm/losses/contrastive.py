@@ -105,7 +105,8 @@ class ContrastiveLoss(nn.Module):
         if self.detach_keys:
             other = batch.query_view_key
             batch = batch._replace(key=batch.key.detach(), query_view_key=None if other is None else other.detach())
-        terms, metrics = [], {}
+        terms: list[tuple[float, LossOutput]] = []
+        metrics: dict[str, Tensor] = {}
         if self.soft_weight:
             soft = self._term(batch, self.positives, self.negatives)
             terms.append((self.soft_weight, soft))

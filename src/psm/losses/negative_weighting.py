@@ -36,7 +36,7 @@ class NegativeWeighting(Part, ABC):
             yield f"objective.name={method.objective.part_name} has no negatives for weighting.name={self.part_name}."
 
 
-WEIGHTINGS: PartRegistry[NegativeWeighting] = PartRegistry("weighting", "name", NegativeWeighting)
+WEIGHTINGS: PartRegistry[NegativeWeighting] = PartRegistry("weighting", "name", NegativeWeighting)  # type: ignore[type-abstract]
 
 
 @WEIGHTINGS.register("sum")

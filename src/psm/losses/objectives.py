@@ -66,7 +66,7 @@ class ProjectionObjective(Objective):
             )
 
 
-OBJECTIVES: PartRegistry[Objective] = PartRegistry("objective", "name", Objective)
+OBJECTIVES: PartRegistry[Objective] = PartRegistry("objective", "name", Objective)  # type: ignore[type-abstract]
 
 
 @OBJECTIVES.register("contrastive")

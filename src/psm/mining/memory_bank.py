@@ -107,7 +107,7 @@ class MemoryBank(nn.Module):
             raise ValueError(f"{len(vectors)} vectors need an id each, not {len(exclude_ids)}")
         vectors = normalize(vectors.to(self.rows.dtype), dim=1)
         if self.index is not None and self.index.ready and k:
-            best, indices = self._approximate(vectors, k, exclude_ids)
+            best, indices = self._approximate(self.index, vectors, k, exclude_ids)
         else:
             best, indices = self._exact(vectors, k, exclude_ids)
         found = (best > -torch.inf).all(1)
@@ -123,9 +123,9 @@ class MemoryBank(nn.Module):
         """The k largest similarities (N, k) of unit vectors, -inf where there are too few rows, and their indices."""
         count = len(vectors)
         if vectors.device.type == "cpu" and count > QUERIES:
-            whose = (None,) * -(-count // QUERIES) if exclude_ids is None else exclude_ids.split(QUERIES)
-            parts = [self._exact(some, k, of) for some, of in zip(vectors.split(QUERIES), whose, strict=True)]
-            return tuple(map(torch.cat, zip(*parts, strict=True)))
+            slices = [slice(start, start + QUERIES) for start in range(0, count, QUERIES)]
+            parts = [self._exact(vectors[s], k, None if exclude_ids is None else exclude_ids[s]) for s in slices]
+            return torch.cat([best for best, _ in parts]), torch.cat([indices for _, indices in parts])
         best = vectors.new_full((count, k), -torch.inf)
         indices = torch.zeros((count, k), dtype=torch.long, device=vectors.device)
         rows, ids = self.filled
@@ -138,29 +138,35 @@ class MemoryBank(nn.Module):
             indices = where.gather(1, order)
         return best, indices
 
-    def _approximate(self, vectors: Tensor, k: int, exclude_ids: Tensor | None) -> tuple[Tensor, Tensor]:
+    def _approximate(
+        self, index: InvertedLists, vectors: Tensor, k: int, exclude_ids: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
         """The same by the index; exactly for vectors for which it finds too few rows.
 
-        Where a query's own image takes most of the places, in a bank that holds many copies of each, four times as
-        many are asked for before that.
+        Where rows of a query's own image take most of what is found, four times as many are asked for first.
         """
-
-        def search(vectors: Tensor, exclude_ids: Tensor | None, count: int) -> tuple[Tensor, Tensor]:
-            indices = self.index.search(self.rows, vectors, count)
-            usable = indices >= 0
-            indices = indices.clamp(min=0)
-            if exclude_ids is not None:
-                usable &= self.ids[indices] != exclude_ids[:, None]
-            similarity = torch.einsum("nd,npd->np", vectors, self.rows[indices]).masked_fill_(~usable, -torch.inf)
-            best, order = similarity.topk(k, dim=1)
-            return best, indices.gather(1, order)
-
-        best, indices = search(vectors, exclude_ids, k + SPARE)
-        for again in (lambda *of: search(*of, 4 * (k + SPARE)), lambda some, whose: self._exact(some, k, whose)):
+        best, indices = self._by_index(index, vectors, k, exclude_ids, k + SPARE)
+        for exact in (False, True):
             short = (best[:, -1] == -torch.inf).nonzero()[:, 0]
             if len(short):
-                best[short], indices[short] = again(vectors[short], None if exclude_ids is None else exclude_ids[short])
+                some, exclude = vectors[short], None if exclude_ids is None else exclude_ids[short]
+                best[short], indices[short] = (
+                    self._exact(some, k, exclude) if exact else self._by_index(index, some, k, exclude, 4 * (k + SPARE))
+                )
         return best, indices
+
+    def _by_index(
+        self, index: InvertedLists, vectors: Tensor, k: int, exclude_ids: Tensor | None, count: int
+    ) -> tuple[Tensor, Tensor]:
+        """The k best of ``count`` rows that the index finds, -inf where too few of them are usable."""
+        indices = index.search(self.rows, vectors, count)
+        usable = indices >= 0
+        indices = indices.clamp(min=0)
+        if exclude_ids is not None:
+            usable &= self.ids[indices] != exclude_ids[:, None]
+        similarity = torch.einsum("nd,npd->np", vectors, self.rows[indices]).masked_fill_(~usable, -torch.inf)
+        best, order = similarity.topk(k, dim=1)
+        return best, indices.gather(1, order)
 
     def _topk(
         self, vectors: Tensor, rows: Tensor, k: int, ids: Tensor, exclude_ids: Tensor | None

@@ -183,7 +183,7 @@ class NegativeSource(Part, ABC):
             )
 
 
-NEGATIVES: PartRegistry[NegativeSource] = PartRegistry("negatives", "source", NegativeSource)
+NEGATIVES: PartRegistry[NegativeSource] = PartRegistry("negatives", "source", NegativeSource)  # type: ignore[type-abstract]
 
 
 @NEGATIVES.register("views")

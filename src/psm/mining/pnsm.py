@@ -66,7 +66,7 @@ class NegativeSampler(Part, ABC):
             yield f"objective.name={method.objective.part_name} has no negatives for sampler.name={self.part_name}."
 
 
-SAMPLERS: PartRegistry[NegativeSampler] = PartRegistry("sampler", "name", NegativeSampler)
+SAMPLERS: PartRegistry[NegativeSampler] = PartRegistry("sampler", "name", NegativeSampler)  # type: ignore[type-abstract]
 
 
 @SAMPLERS.register("none")

@@ -47,7 +47,7 @@ class PositiveRule(Part, ABC):
         raise NotImplementedError
 
 
-POSITIVES: PartRegistry[PositiveRule] = PartRegistry("positives", "rule", PositiveRule)
+POSITIVES: PartRegistry[PositiveRule] = PartRegistry("positives", "rule", PositiveRule)  # type: ignore[type-abstract]
 
 
 @POSITIVES.register("view")

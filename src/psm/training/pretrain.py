@@ -283,7 +283,7 @@ def _prepare(
     info = EncoderInfo(
         encoder=config.encoder,
         stem=nets.encoder.stem if isinstance(nets.encoder, ResNet) else "auto",
-        width=nets.encoder.width,
+        width=int(nets.encoder.width),  # type: ignore[arg-type]
         size=views.size,
         mean=list(mean),
         std=list(std),

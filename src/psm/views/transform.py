@@ -200,8 +200,11 @@ class Views:
         """Write cropped and colored views (views, B, 3, size, size), normalized or with values in [0, 1]."""
         boxes = params.boxes(images.shape[2], images.shape[3], self.settings.crop_ratio)
         luma, mean, std = constant((LUMA, self.mean, self.std), images.device)
-        moments = (mean, std) if normalize else (None, None)
-        crop_color(images, boxes, params.flip, *params.colors(), luma, *moments, out)
+        matrix, luma_factor = params.colors()
+        if normalize:
+            crop_color(images, boxes, params.flip, matrix, luma_factor, luma, mean, std, out)
+        else:
+            crop_color(images, boxes, params.flip, matrix, luma_factor, luma, None, None, out)
 
     @property
     def _has_filters(self) -> bool:
