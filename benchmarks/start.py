@@ -13,7 +13,7 @@ import time
 from turns import in_turns, keep, shown, spread
 
 FIRST_STEP = """
-import time, torch, lightning, matplotlib, numpy, omegaconf, PIL, rich
+import time, torch, lightning, matplotlib, numpy, PIL, rich, yaml
 import psm.training.pretrain
 start = time.perf_counter()
 import psm.training.module as training

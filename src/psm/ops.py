@@ -79,6 +79,11 @@ def _load_kernels() -> Any:
     return importlib.import_module("psm.kernels")
 
 
+def kernel_status() -> str:
+    """What kernels run here, or why none do."""
+    return str(_load_kernels().status())
+
+
 def enabled() -> bool:
     """True unless kernels are switched off."""
     return not _disabled and not disabled_by_environment()

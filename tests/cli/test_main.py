@@ -1,26 +1,37 @@
 """The command line as its users meet it: a process, its exit code, what it prints and what it leaves behind."""
 
 import os
+import signal
 import subprocess
 import sys
+import time
+from pathlib import Path
 
 import pytest
 
+from psm.cli.main import main
 from psm.config import merge as settings
-from psm.config.schema import DataConfig, EvaluateConfig, InspectConfig, MethodsConfig, PretrainConfig
+from psm.config.schema import (
+    DataConfig,
+    EvaluateConfig,
+    ExperimentConfig,
+    InspectConfig,
+    MethodsConfig,
+    PretrainConfig,
+)
 
 
-def psm(*arguments, **more):
+def psm(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     environment = os.environ | {"OMP_NUM_THREADS": "1", "COLUMNS": "160"}
     command = [sys.executable, "-m", "psm", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300, **more)
+    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
 
 
-def test_help_does_not_import_torch():
+def test_help_does_not_import_torch() -> None:
     script = (
         "import sys; from psm.cli.main import main;"
         "code = [main([*x, '--help']) for x in ([], ['pretrain'], ['evaluate'])];"
-        "heavy = {'torch', 'lightning', 'numpy', 'omegaconf', 'matplotlib'} & set(sys.modules);"
+        "heavy = {'torch', 'lightning', 'numpy', 'matplotlib'} & set(sys.modules);"
         "sys.exit(f'{code} {heavy}' if heavy or any(code) else 0)"
     )
     result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
@@ -35,16 +46,25 @@ def test_help_does_not_import_torch():
         ("inspect", InspectConfig),
         ("data", DataConfig),
         ("methods", MethodsConfig),
+        ("experiment", ExperimentConfig),
     ],
 )
-def test_help_lists_every_key(command, schema):
-    text = psm(command, "--help").stdout
+def test_help_lists_every_key(capsys: pytest.CaptureFixture[str], command: str, schema: type) -> None:
+    assert main([command, "--help", "all"]) == 0
+    text = " ".join(capsys.readouterr().out.split())
     for row in settings.rows(schema):
-        line = next(line for line in text.splitlines() if line.strip().startswith(row.key + " "))
-        assert row.type in line
-        assert row.default in line
-        assert row.meaning in line
+        assert f"{row.key}=" in text or f"{row.key}." in text
+        assert row.meaning in text
     assert "config=" in text
+
+
+def test_help_of_a_group_and_of_an_unknown_one(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["pretrain", "--help", "optim"]) == 0
+    assert "optim.lr=" in capsys.readouterr().out
+    assert main(["experiment", "--help", "optim"]) == 0
+    assert "optim.lr=" in capsys.readouterr().out
+    assert main(["pretrain", "--help", "optm"]) == 2
+    assert "did you mean 'optim'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -65,10 +85,15 @@ def test_help_lists_every_key(command, schema):
         (["pretrian"], "did you mean 'pretrain'?"),
         (["methods", "method=pms"], "did you mean 'psm'?"),
         (["data", "data=OUT"], "OUT"),
-        (["pretrain", "--out", "x"], "is not key=value"),
+        (["pretrain", "--out", "x"], "'--out' is not key=value: write out=x."),
+        (["pretrain", "out=OUT", "--epochs", "3"], "write epochs=3"),
+        (["pretrain", "out=OUT", "num_workers=3"], "no key corresponds"),
+        (["pretrain", "out=OUT", "epochs=0"], "epochs=0 is too small: give 1 or more"),
+        (["pretrain", "out=OUT", "config=/dev/zero"], "is not a regular file"),
+        (["evaluate", "OUT"], "does not exist"),
     ],
 )
-def test_mistakes_get_one_sentence_and_code_2(tmp_path, arguments, says):
+def test_mistakes_get_one_sentence_and_code_2(tmp_path: Path, arguments: list[str], says: str) -> None:
     out = tmp_path / "run"
     result = psm(*(word.replace("OUT", str(out)) for word in arguments))
     assert result.returncode == 2, result.stderr
@@ -78,15 +103,15 @@ def test_mistakes_get_one_sentence_and_code_2(tmp_path, arguments, says):
     assert not out.exists()
 
 
-def test_pretrain_evaluate_and_page(tmp_path, small_arguments):
+def test_pretrain_evaluate_and_page(tmp_path: Path, small_arguments: list[str]) -> None:
     out = tmp_path / "run"
-    result = psm("pretrain", f"out={out}", *small_arguments)
+    result = psm("pretrain", f"out={out}", "epochs=2", *small_arguments)
     assert result.returncode == 0, result.stderr
     assert "psm evaluate" in result.stdout
-    again = psm("pretrain", f"out={out}", *small_arguments)
+    again = psm("pretrain", f"out={out}", "epochs=2", *small_arguments)
     assert again.returncode == 2
     assert "resume=true" in again.stderr
-    result = psm("evaluate", f"checkpoint={out}", "baselines=true", "linear.epochs=2", "progress=false")
+    result = psm("evaluate", out, "baselines=true", "linear.epochs=2", "progress=false")
     assert result.returncode == 0, result.stderr
     for word in ("raw pixels", "untrained encoder", "psm", "knn top-1", "linear top-5"):
         assert word in result.stdout
@@ -98,7 +123,50 @@ def test_pretrain_evaluate_and_page(tmp_path, small_arguments):
     ).replace("https://matplotlib.org", "")
 
 
-def test_methods_and_data():
+def started(*arguments: str, until: Path) -> subprocess.Popen[str]:
+    """A command in a process of its own, once it has written a file."""
+    command = [sys.executable, "-m", "psm", *arguments]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
+    for _ in range(3000):
+        if until.exists() or process.poll() is not None:
+            break
+        time.sleep(0.02)
+    return process
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_stops_a_run_with_a_sentence_on_how_to_continue(
+    tmp_path: Path, small_arguments: list[str], number: int, code: int
+) -> None:
+    out = tmp_path / "run"
+    checkpoint = out / "checkpoints" / "last.ckpt"
+    process = started("pretrain", f"out={out}", "epochs=100000", *small_arguments, until=checkpoint)
+    process.send_signal(number)
+    said = process.communicate(timeout=120)[1]
+    assert process.returncode == code, said
+    assert f"`psm pretrain out={out} resume=true` continues the run" in said.splitlines()[-1]
+    assert "Traceback" not in said
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_nothing_saved_nothing_to_resume(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, number: int, code: int
+) -> None:
+    def interrupted(*overrides: object) -> None:
+        os.kill(os.getpid(), number)
+        time.sleep(10)
+
+    monkeypatch.setattr("psm.training.pretrain.run_pretraining", interrupted)
+    before = signal.getsignal(signal.SIGTERM)
+    assert main(["pretrain", f"out={tmp_path / 'run'}"]) == code
+    said = capsys.readouterr().err
+    assert "before anything was saved" in said
+    assert "resume" not in said
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_methods_and_data() -> None:
     assert "psm" in psm("methods").stdout
     described = psm("methods", "method=psm").stdout
     assert "positives.k" in described
@@ -107,7 +175,7 @@ def test_methods_and_data():
         assert name in psm("data").stdout
 
 
-def test_data_of_a_folder_with_a_broken_file(tmp_path):
+def test_data_of_a_folder_with_a_broken_file(tmp_path: Path) -> None:
     from PIL import Image
 
     for index in range(10):
@@ -124,7 +192,7 @@ def test_data_of_a_folder_with_a_broken_file(tmp_path):
     assert "max_unreadable" in refused.stderr
 
 
-def test_a_folder_of_unlabeled_images_trains(tmp_path):
+def test_a_folder_of_unlabeled_images_trains(tmp_path: Path) -> None:
     from PIL import Image
 
     images = tmp_path / "images"

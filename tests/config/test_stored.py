@@ -10,9 +10,13 @@ from psm.config.stored import load_run_config
 from psm.utils.errors import UserError
 from psm.utils.run_folder import RunFolder
 
+# What a run's method and data decide, so that a stored configuration always has it.
+DECIDED = {"images": {"size": 32}, "optim": {"lr": 0.1, "weight_decay": 1e-3}}
+
 
 def test_folder_and_checkpoint_give_the_same(tmp_path: Path) -> None:
-    config = settings.build(PretrainConfig, {"epochs": 7, "views": {"size": 24}, "trainer": {"limit_train_batches": 2}})
+    given = {**DECIDED, "epochs": 7, "views": {"size": 24}, "trainer": {"limit_train_batches": 2}}
+    config = settings.resolved_config(settings.build(PretrainConfig, given))
     run = RunFolder(tmp_path)
     run.config.write_text(settings.to_yaml(config))
     checkpoint = {"psm": {"config": settings.to_dict(config)}}
@@ -20,7 +24,14 @@ def test_folder_and_checkpoint_give_the_same(tmp_path: Path) -> None:
 
 
 def test_a_key_that_is_not_stored_has_its_default() -> None:
-    assert load_run_config({"psm": {"config": {"epochs": 7}}}) == settings.build(PretrainConfig, {"epochs": 7})
+    stored = {**DECIDED, "epochs": 7}
+    config = load_run_config({"psm": {"config": stored}})
+    assert config == settings.resolved_config(settings.build(PretrainConfig, stored))
+
+
+def test_what_the_data_decides_must_be_stored() -> None:
+    with pytest.raises(UserError, match=r"images\.size is missing in the settings of a run"):
+        load_run_config({"psm": {"config": {"epochs": 7}}})
 
 
 def test_a_missing_file_is_a_sentence(tmp_path: Path) -> None:

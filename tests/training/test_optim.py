@@ -10,7 +10,8 @@ from torch import nn
 
 import psm
 from psm import kernels, ops
-from psm.config.schema import OptimConfig
+from psm.config.merge import build
+from psm.config.schema import OptimConfig, PretrainConfig
 from psm.models.factory import create_encoder
 from psm.training.module import PretrainModule
 from psm.training.optim import OPTIMIZERS, adapt_loaded_state, build_optimizer, check_optimizer
@@ -217,16 +218,16 @@ def test_settings_reach_torch(config, reference, clip):
         ({"name": "adam"}, r"optim\.name=adam is unknown \(did you mean 'adamw'\?\): choose one of sgd, adamw, lars"),
         ({"name": "adamw", "momentum": 0.5}, r"optim\.momentum is a setting of sgd and lars, and optim\.name=adamw"),
         ({"betas": [0.9, 0.99]}, r"optim\.betas is a setting of adamw, and optim\.name=sgd"),
-        ({"name": "adamw", "betas": [0.9]}, r"optim\.betas=\[0\.9\] is not possible: give two numbers"),
-        ({"name": "adamw", "eps": 0.0}, r"optim\.eps=0\.0 is not possible"),
-        ({"name": "lars", "trust_coefficient": -1.0}, r"optim\.trust_coefficient=-1\.0 is not possible"),
-        ({"momentum": 1.0}, r"optim\.momentum=1\.0 is not possible: give from 0 to below 1"),
+        ({"name": "adamw", "betas": [0.9]}, r"optim\.betas=\[0\.9\] has 1 of them: give 2 numbers"),
+        ({"name": "adamw", "eps": 0.0}, r"optim\.eps=0\.0 is too small"),
+        ({"name": "lars", "trust_coefficient": -1.0}, r"optim\.trust_coefficient=-1\.0 is too small"),
+        ({"momentum": 1.0}, r"optim\.momentum=1\.0 is too large"),
         ({"momentum": 0.0, "nesterov": True}, r"optim\.nesterov=true needs momentum"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(keys, says):
     with pytest.raises(UserError, match=says):
-        check_optimizer(OptimConfig(**keys))
+        check_optimizer(build(PretrainConfig, {"optim": keys}).optim)
 
 
 @pytest.mark.parametrize("name", list(OPTIMIZERS))

@@ -9,7 +9,7 @@ from typing import Any
 from psm.config import merge as settings
 from psm.config.schema import ExperimentConfig, PretrainConfig
 from psm.experiments.catalog import EXPERIMENTS
-from psm.experiments.plan import RESERVED, Request, check_keys, make_plan, read_request
+from psm.experiments.plan import Request, check_keys, make_plan, read_request
 from psm.experiments.presets import PRESETS
 from psm.utils.errors import UserError, did_you_mean
 
@@ -30,7 +30,7 @@ def experiment(arguments: Sequence[str]) -> int:
 
 
 def _parse(arguments: Sequence[str]) -> tuple[dict[str, Any], ...]:
-    """Wishes from `key=value` arguments, each read by the command that it is a key of."""
+    """Overrides from `key=value` arguments, each read by the command that it is a key of."""
     check_keys(argument.partition("=")[0] for argument in arguments)
     own = {row.key for row in settings.rows(ExperimentConfig)}
     mine = [argument for argument in arguments if argument.partition("=")[0] in {*own, "config"}]
@@ -45,11 +45,7 @@ def _run(request: Request) -> int:
     from psm.experiments.report import write_report
     from psm.experiments.runner import run_experiments
 
-    try:
-        outcome = run_experiments(request)
-    except KeyboardInterrupt:
-        print("psm: stopped; the same command continues where it was.", file=sys.stderr)
-        return 130
+    outcome = run_experiments(request)
     print(f"results: {outcome.study.csv('results')}")
     print(f"pages:   {write_report(outcome.study)}")
     if outcome.failed:
@@ -87,12 +83,3 @@ def _list(request: Request) -> int:
         scales.add_row(preset.name, preset.title, preset.takes)
     console.print(scales)
     return 0
-
-
-def help_of_runs() -> str:
-    """The keys of `psm pretrain` that go to every run."""
-    from psm.cli.main import key_lines
-
-    table = [row for row in settings.rows(PretrainConfig) if row.key not in RESERVED]
-    lines = ["", "Keys of `psm pretrain` go to every run; what an experiment's row sets itself stays as it says.", ""]
-    return "\n".join([*lines, *key_lines(PretrainConfig, table)])

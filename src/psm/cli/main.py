@@ -1,26 +1,34 @@
 """The command line: parse, call, print. Nothing heavy is imported before it is needed."""
 
-import dataclasses
 import logging
 import os
+import signal
 import sys
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import TextIO
 
 from psm.config import merge as settings
+from psm.config.help import help_text
 from psm.config.schema import DataConfig, EvaluateConfig, ExperimentConfig, InspectConfig, MethodsConfig, PretrainConfig
 from psm.utils.errors import Diverged, UserError, did_you_mean
 
 USAGE = """psm: learn image encoders from unlabeled images by contrastive learning with mined samples
 
   psm pretrain out=runs/a data=cifar10 method=psm epochs=200
-  psm evaluate checkpoint=runs/a
+  psm evaluate runs/a
   psm inspect runs/a
   psm methods [method=psm]
   psm data [data=cifar10]
   psm experiment run table1 preset=laptop out=study
 
 Arguments are key=value, nested keys dotted (positives.k=10); config=FILE.yaml gives many at once.
-`psm COMMAND --help` lists every key of a command."""
+`psm COMMAND --help` shows the keys of a command, `psm COMMAND --help GROUP` those of a group, `--help all` all."""
+
+HELP = ("-h", "--help", "help")
 
 
 def pretrain(arguments: Sequence[str]) -> None:
@@ -37,11 +45,11 @@ def pretrain(arguments: Sequence[str]) -> None:
         return
     print(f"encoder: {result.out / 'encoder.safetensors'}")
     print(f"page:    {write_page(result.out, result.data)}")
-    print(f"score:   psm evaluate checkpoint={result.out}")
+    print(f"score:   psm evaluate {result.out}")
 
 
 def evaluate(arguments: Sequence[str]) -> None:
-    overrides = settings.parse(arguments, EvaluateConfig)
+    overrides = settings.parse(_with_positional(arguments, "checkpoint"), EvaluateConfig)
     settings.build(EvaluateConfig, *overrides)
     from psm.evaluation.evaluate import run_evaluation
     from psm.reporting.run_page import write_page
@@ -54,9 +62,7 @@ def evaluate(arguments: Sequence[str]) -> None:
 
 
 def inspect(arguments: Sequence[str]) -> None:
-    first, *rest = arguments or [""]
-    named = bool(first) and "=" not in first and not first.startswith("-")  # `psm inspect runs/a` is how it is said
-    overrides = settings.parse([f"run={first}", *rest] if named else arguments, InspectConfig)
+    overrides = settings.parse(_with_positional(arguments, "run"), InspectConfig)
     settings.build(InspectConfig, *overrides)
     from psm.reporting.inspector import run_inspection
 
@@ -64,6 +70,13 @@ def inspect(arguments: Sequence[str]) -> None:
     print(f"page: {inspection.page} ({inspection.page.stat().st_size / 1e6:.1f} MB)")
     for sentence in inspection.remarks:
         print(sentence)
+
+
+def _with_positional(arguments: Sequence[str], name: str) -> Sequence[str]:
+    """The arguments with a first one that is no key=value, as in `psm inspect runs/a`, as the value of a key."""
+    first, *rest = arguments or [""]
+    named = bool(first) and "=" not in first and not first.startswith("-")
+    return [f"{name}={first}", *rest] if named else arguments
 
 
 def methods(arguments: Sequence[str]) -> None:
@@ -101,16 +114,19 @@ COMMANDS: dict[str, tuple[Callable[[Sequence[str]], int | None], type]] = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command; 0 when it went well, 2 for a user's mistake, 1 for any other failure, 130 when interrupted."""
+    """Run a command.
+
+    Returns 0 when it went well, 2 for a user's mistake, 1 for any other failure, 130 after Ctrl-C, 143 after SIGTERM.
+    """
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        return _run(arguments)
+        with _terminable() as terminated:
+            return _run(arguments)
     except UserError as error:
         print(f"psm: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("psm: interrupted; resume=true continues a run.", file=sys.stderr)
-        return 130
+        return _interrupted(arguments, bool(terminated))
     except Diverged as error:
         print(f"psm: {error}", file=sys.stderr)
         return 1
@@ -119,37 +135,91 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
 
 
+@contextmanager
+def _terminable() -> Iterator[list[int]]:
+    """SIGTERM interrupts as Ctrl-C does; the list then holds its number."""
+    received: list[int] = []
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        if not received:  # once: stopping in order takes a moment
+            received.append(number)
+            raise KeyboardInterrupt
+
+    if threading.current_thread() is not threading.main_thread():
+        yield received
+        return
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield received
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _interrupted(arguments: Sequence[str], terminated: bool) -> int:
+    """Say that the command was stopped and, where there is something to continue, how."""
+    distributed = sys.modules.get("psm.training.distributed")  # not imported: nothing runs in several processes
+    if distributed is None or distributed.is_rank_zero():
+        stopped = "ended by SIGTERM" if terminated else "interrupted"
+        print(f"psm: {stopped}{_how_to_continue(arguments)}.", file=sys.stderr)
+    return 143 if terminated else 130
+
+
+def _how_to_continue(arguments: Sequence[str]) -> str:
+    from psm.utils.run_folder import RunFolder
+
+    command, *rest = arguments or [""]
+    if command == "experiment":
+        return "; the same command continues where it was"
+    if command != "pretrain":
+        return ""
+    out = next((argument.partition("=")[2] for argument in rest if argument.startswith("out=")), "")
+    if out and RunFolder(Path(out).expanduser()).checkpoint.exists():
+        return f"; `psm pretrain out={out} resume=true` continues the run"
+    return " before anything was saved"
+
+
 def _run(arguments: list[str]) -> int:
-    if not arguments or arguments[0] in ("-h", "--help", "help"):
+    if not arguments or arguments[0] in HELP:
         print(USAGE)
         return 0
     if arguments[0] in ("-V", "--version"):
         from importlib.metadata import version
 
-        from psm.kernels import status
+        from psm.ops import kernel_status
 
-        print(f"psm {version('psm')} (kernels: {status()})")
+        print(f"psm {version('psm')} (kernels: {kernel_status()})")
         return 0
     name, *rest = arguments
     if name not in COMMANDS:
         hint = did_you_mean(name, COMMANDS)
         raise UserError(f"{name!r} is not a command{hint}: choose one of {', '.join(COMMANDS)}; see `psm --help`.")
     command, schema = COMMANDS[name]
-    if any(word in ("-h", "--help", "help") for word in rest):
-        print(help_text(schema))
-        if schema is ExperimentConfig:
-            from psm.cli.experiment import help_of_runs
-
-            print(help_of_runs())
+    asked = next((place for place, word in enumerate(rest) if word in HELP), None)
+    if asked is not None:
+        print(_help(name, schema, next((word for word in rest[asked + 1 :] if "=" not in word), "")))
         return 0
     _speak_on_stderr()
     return command(rest) or 0
 
 
-class _Stderr(logging.StreamHandler):
+def _help(name: str, schema: type, topic: str) -> str:
+    if schema is not ExperimentConfig:
+        return help_text(f"psm {name}", [schema], topic)
+    from psm.experiments.plan import RESERVED
+
+    return help_text(f"psm {name}", [schema, PretrainConfig], topic, hidden=RESERVED)
+
+
+class _Stderr(logging.StreamHandler[TextIO]):
     """Writes to whatever stderr is at the moment: a progress bar stands in for it to keep its own line whole."""
 
-    stream = property(lambda self: sys.stderr, lambda self, value: None)
+    @property
+    def stream(self) -> TextIO:
+        return sys.stderr
+
+    @stream.setter
+    def stream(self, value: TextIO) -> None:
+        pass
 
 
 def _is_from_rank_zero(record: logging.LogRecord) -> bool:
@@ -165,34 +235,6 @@ def _speak_on_stderr() -> None:
     handler.setFormatter(logging.Formatter("psm: %(message)s"))
     handler.addFilter(_is_from_rank_zero)
     logging.getLogger("psm").addHandler(handler)
-
-
-def help_text(schema: type) -> str:
-    """Every key of a command with its type, default and a line of meaning."""
-    title = " ".join((schema.__doc__ or "").split())
-    lines = [
-        title,
-        "",
-        "key=value, nested keys dotted; config=FILE.yaml reads keys from a file first.",
-        "",
-    ]
-    return "\n".join([*lines, *key_lines(schema, list(settings.rows(schema)))])
-
-
-def key_lines(schema: type, table: Sequence[settings.Row]) -> list[str]:
-    """A line for each of these keys of a configuration class, groups under what they are for."""
-    lines = []
-    width = max(len(row.key) for row in table)
-    kinds = max(len(row.type) for row in table)
-    group = ""
-    for row in table:
-        now = row.key.rpartition(".")[0]
-        if now != group:
-            group = now
-            hint = {f.name: f.type for f in dataclasses.fields(schema)}[group]
-            lines += ["", f"{' '.join((hint.__doc__ or '').split())}"]
-        lines.append(f"  {row.key:<{width}}  {row.type:<{kinds}}  {row.default:<8}  {row.meaning}")
-    return lines
 
 
 if __name__ == "__main__":

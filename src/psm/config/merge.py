@@ -1,107 +1,160 @@
 """Merging files, `key=value` arguments and Python arguments into a typed configuration; mistakes as sentences."""
 
-import math
 import types
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Union, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar, get_origin
 
-from psm.config.schema import CALL_KEYS, NAMED
+import yaml
+
+from psm.config.field_words import advice
+from psm.config.keys import Row, group_class, rows, show, value_at
+from psm.config.schema import CALL_KEYS, PretrainConfig, ResolvedPretrainConfig
+from psm.config.values import check_values, convert, read_freely
+from psm.config.yaml_text import Plain, read_file, read_text
 from psm.utils.errors import UserError, did_you_mean
 
+__all__ = [
+    *("build", "check_values", "flatten", "parse", "read_yaml", "refuse_call_keys", "rows", "to_dict", "to_yaml"),
+    *("Row", "resolved_config", "type_name"),
+]
 
-class Row(NamedTuple):
-    """One key of a command as ``--help`` shows it."""
-
-    key: str
-    type: str
-    default: str
-    meaning: str
-    hint: Any
+T = TypeVar("T")
 
 
-def rows(schema: type, prefix: str = "") -> Iterator[Row]:
-    """Every key of a configuration class, nested ones dotted."""
-    hints = get_type_hints(schema)
-    blank = schema()
-    for f in fields(schema):
-        hint, default = hints[f.name], getattr(blank, f.name)
-        if is_dataclass(hint):
-            yield from rows(hint, f"{prefix}{f.name}.")
-        else:
-            yield Row(f"{prefix}{f.name}", type_name(hint), _shown(default), f.metadata["meaning"], hint)
+def build(schema: type[T], *overrides: Mapping[str, Any], base: Any = None) -> T:
+    """An instance of the schema, every value within its bounds.
 
-
-def build(schema: type, *overrides: Mapping[str, Any], base: Any = None) -> Any:
-    """An instance of the schema: ``base`` (or its defaults) with nested overrides merged in, the later ones winning."""
-    from omegaconf import OmegaConf
-    from omegaconf.errors import OmegaConfBaseException
-
-    merged = OmegaConf.structured(schema() if base is None else base)
+    Args:
+        schema: a configuration class.
+        overrides: nested or dotted keys with their values, the later ones winning.
+        base: a configuration that the overrides change; the defaults if None.
+    """
     known = {row.key: row for row in rows(schema)}
+    start = schema() if base is None else base
+    values = {dotted: value_at(start, dotted) for dotted in known}
     for override in overrides:
-        for dotted, value in flatten(override, known):
-            row = _known(dotted, known, schema)
-            value = value.item() if hasattr(value, "item") and hasattr(value, "dtype") else value  # numpy's numbers
-            if isinstance(value, bool) and row.hint is str:
-                value = str(value).lower()
-            if get_origin(row.hint) is dict and row.key == dotted:
-                _set_names(merged, dotted, value, row)
-                continue
-            for number in value if isinstance(value, (list, tuple)) else [value]:
-                if isinstance(number, float) and not math.isfinite(number):
-                    raise UserError(f"{dotted}={_shown(value)} is not finite: {row.meaning}.")
-            try:
-                OmegaConf.update(merged, dotted, value, force_add=row.key != dotted)
-            except OmegaConfBaseException:
-                raise UserError(f"{dotted}={_shown(value)} is not {_article(row.type)}: {row.meaning}.") from None
-    try:
-        return OmegaConf.to_object(merged)
-    except OmegaConfBaseException as error:
-        raise UserError(f"{error.full_key} cannot be read: ${{...}} and ??? mean something there.") from None
+        _merge(values, override, known, schema)
+    config = _assemble(schema, values)
+    check_values(config)
+    return config
 
 
-def _set_names(merged: Any, dotted: str, value: Any, row: Row) -> None:
-    """Shorthand for a mapping: `loggers=[csv,wandb]` names its entries; what was set below them stays."""
-    from omegaconf import OmegaConf
+def resolved_config(config: PretrainConfig, **groups: Any) -> ResolvedPretrainConfig:
+    """A run's settings: the user's with some groups or keys put in; nothing may be left to decide."""
+    given = {f.name: getattr(config, f.name) for f in fields(config)} | groups
+    resolved = ResolvedPretrainConfig(**given)
+    for row in rows(resolved):
+        if row.resolvable and value_at(resolved, row.key) is None:
+            raise UserError(f"{row.key} is missing in the settings of a run: {row.meaning}.")
+    return resolved
 
-    names = [] if value is None else [value] if isinstance(value, str) else value
-    if dotted not in NAMED or not isinstance(names, (list, tuple)) or not all(isinstance(x, str) for x in names):
-        raise UserError(f"{dotted}={_shown(value)} is not {row.type}: {row.meaning}.")
-    before = OmegaConf.to_container(merged[dotted])
-    merged[dotted] = {name: before.get(name) or {} for name in names}
+
+def _merge(values: dict[str, Any], override: Mapping[str, Any], known: Mapping[str, Row], schema: type) -> None:
+    """Put one source of settings over what is there; free-form groups are merged entry by entry."""
+    seen: set[str] = set()
+    groups: dict[str, dict[str, Any]] = {}
+    for dotted, value in flatten(override, known):
+        row = _find(dotted, known, schema)
+        name = f"{dotted}.{row.open}" if row.open and dotted == row.key else dotted
+        if name in seen:
+            raise UserError(f"{name} is set twice: keep one of them.")
+        seen.add(name)
+        if get_origin(row.hint) is not dict:
+            values[dotted] = convert(dotted, value, row)
+        elif dotted != row.key:
+            entry = _nested(dotted.removeprefix(f"{row.key}."), convert(dotted, value, row))
+            groups[row.key] = _deep_merge(groups.get(row.key, {}), entry)
+        elif row.named:
+            before = values[dotted]
+            values[dotted] = {name: before.get(name) or {} for name in _names(dotted, value)}
+        elif value is not None and value != "null":
+            groups[row.key] = _deep_merge(groups.get(row.key, {}), {row.open: _part_name(dotted, value, row)})
+    for group, given in groups.items():
+        values[group] = _merged_group(values[group], given, known[group].open)
+
+
+def _names(dotted: str, value: Any) -> list[str]:
+    """Names that stand for entries of a free-form group: `loggers=[csv,wandb]`, or one of them alone."""
+    names = [] if value is None or value == "none" else value if isinstance(value, (list, tuple)) else [value]
+    if not all(name and isinstance(read_freely(name), str) for name in names):
+        example = f"{dotted}=[NAME] or {dotted}.NAME.KEY=VALUE"
+        raise UserError(f"{dotted}={show(value, '')} is not keys and values: write {example}.")
+    return [str(name) for name in names]
+
+
+def _part_name(dotted: str, value: Any, row: Row) -> str:
+    """The text that stands for a whole free-form group."""
+    if row.open and isinstance(value, str) and value.strip():
+        return str(value)
+    example = f"{dotted}=NAME or " if row.open else ""
+    raise UserError(f"{dotted}={show(value, '')} is not keys and values: write {example}{dotted}.KEY=VALUE.")
+
+
+def _merged_group(before: Mapping[str, Any], given: Mapping[str, Any], names: str) -> dict[str, Any]:
+    """A free-form group with new entries; where they name another part, the former part's entries are dropped."""
+    former, named = before.get(names), given.get(names)
+    another = bool(names) and named is not None and former is not None and named != former
+    return _deep_merge({} if another else before, given)
+
+
+def _nested(dotted: str, value: Any) -> dict[str, Any]:
+    first, _, rest = dotted.partition(".")
+    return {first: _nested(rest, value) if rest else value}
+
+
+def _deep_merge(before: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(before)
+    for name, value in given.items():
+        both = isinstance(value, Mapping) and isinstance(merged.get(name), Mapping)
+        merged[name] = _deep_merge(merged[name], value) if both else value
+    return merged
+
+
+def _assemble(schema: type[T], values: Mapping[str, Any], prefix: str = "") -> T:
+    given = {}
+    for f in fields(schema):  # type: ignore[arg-type]
+        dotted, group = f"{prefix}{f.name}", group_class(f.type)
+        given[f.name] = values[dotted] if group is None else _assemble(group, values, f"{dotted}.")
+    return schema(**given)
 
 
 def parse(arguments: Iterable[str], schema: type) -> tuple[dict[str, Any], ...]:
-    """Wishes from `key=value` arguments; `config=FILE.yaml` (any number) comes before all other keys."""
+    """Overrides from `key=value` arguments; `config=FILE.yaml` (any number) comes before all other keys."""
     known = {row.key: row for row in rows(schema)}
-    files, given = [], {}
-    for argument in arguments:
+    arguments = list(arguments)
+    files: list[dict[str, Any]] = []
+    given: dict[str, Any] = {}
+    for position, argument in enumerate(arguments):
         dotted, equals, text = argument.partition("=")
-        if not equals:
-            raise UserError(f"{argument!r} is not key=value: write for example {next(iter(known))}=..., see --help.")
+        if not equals or argument.startswith("-"):
+            raise UserError(_not_key_value(argument, [*arguments, ""][position + 1], known, schema))
         if dotted == "config":
-            files.append(refuse_call_keys(read_yaml(text), argument))
-        else:
-            given[dotted] = _parsed(dotted, text, _known(dotted, known, schema).hint)
+            files.append(dict(refuse_call_keys(read_yaml(text), argument)))
+            continue
+        if dotted in given:
+            raise UserError(f"{dotted} is given twice, the second time as {argument}: keep one of them.")
+        given[dotted] = _argument_value(dotted, text, _find(dotted, known, schema))
     return (*files, given)
 
 
-def read_yaml(path: str | Path) -> dict[str, Any]:
-    """A YAML file as nested dictionaries."""
-    import yaml
+def _not_key_value(argument: str, following: str, known: Mapping[str, Row], schema: type) -> str:
+    """The answer to an argument that is not key=value; to ``--epochs 3`` what to write instead."""
+    name, equals, text = argument.lstrip("-").partition("=")
+    name = name.replace("-", "_")
+    value = text if equals else following
+    value = "..." if not value or "=" in value or value.startswith("--") else value
+    if argument.startswith("-") and _row_of(name, known) is not None:
+        return f"{argument!r} is not key=value: write {name}={value}."
+    if argument.startswith("-") and (said := advice(name, known, value)):
+        return f"{argument!r} is not key=value: {said}."
+    return f"{argument!r} is not key=value: write for example {next(iter(known))}=..., see `{_command(schema)} --help`."
 
-    try:
-        content = yaml.safe_load(Path(path).expanduser().read_text())
-    except OSError as error:
-        raise UserError(f"config={path} cannot be read: {error.strerror}.") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UserError(f"config={path} is not valid YAML: {' '.join(str(error).split())}.") from None
-    if not isinstance(content or {}, dict):
-        raise UserError(f"config={path} must hold keys and values, such as `epochs: 200`.")
-    return content or {}
+
+def read_yaml(path: str | Path) -> dict[str, Any]:
+    """A YAML file as nested dictionaries for `build`, which reads unquoted values by the type of their key."""
+    return read_file(path)
 
 
 def refuse_call_keys(content: Mapping[str, Any], source: str) -> Mapping[str, Any]:
@@ -116,21 +169,26 @@ def refuse_call_keys(content: Mapping[str, Any], source: str) -> Mapping[str, An
 
 def to_yaml(config: Any) -> str:
     """The configuration as YAML that `config=FILE` reads back."""
-    from omegaconf import OmegaConf
-
-    return OmegaConf.to_yaml(OmegaConf.create(to_dict(config)))
+    return yaml.safe_dump(to_dict(config), sort_keys=False, allow_unicode=True, width=120)
 
 
 def to_dict(config: Any) -> dict[str, Any]:
     """The configuration as nested plain dictionaries, without what is about one call."""
-    from omegaconf import OmegaConf
-
-    content = OmegaConf.to_container(OmegaConf.structured(config))
-    return {name: value for name, value in content.items() if name not in CALL_KEYS}
+    return {name: value for name, value in _plain(config).items() if name not in CALL_KEYS}
 
 
-def flatten(nested: Mapping[str, Any], known: Mapping[str, Row] = types.MappingProxyType({}), prefix: str = ""):
-    """(dotted key, value) pairs of nested dictionaries; free-form keys such as ``trainer`` stay whole."""
+def _plain(value: Any) -> Any:
+    if is_dataclass(value):
+        return {f.name: _plain(getattr(value, f.name)) for f in fields(value)}
+    if isinstance(value, Mapping):
+        return {name: _plain(item) for name, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+
+def flatten(
+    nested: Mapping[str, Any], known: Mapping[str, Row] = types.MappingProxyType({}), prefix: str = ""
+) -> Iterator[tuple[str, Any]]:
+    """(dotted key, value) pairs of nested dictionaries; entries of free-form keys such as ``trainer`` stay whole."""
     for name, value in nested.items():
         dotted = f"{prefix}{name}"
         if is_dataclass(value) and not isinstance(value, type):
@@ -143,60 +201,39 @@ def flatten(nested: Mapping[str, Any], known: Mapping[str, Row] = types.MappingP
             yield dotted, value
 
 
-def type_name(hint: Any) -> str:
-    """A type as users read it: text, whole number, number, true/false, list of numbers."""
-    if get_origin(hint) in (Union, types.UnionType):
-        return " or none".join([type_name(a) for a in get_args(hint) if a is not type(None)]) + " or none"
-    if get_origin(hint) is list:
-        return f"list of {type_name(get_args(hint)[0])}s"
-    if get_origin(hint) is dict:
-        return "keys and values"
-    return {str: "text", int: "whole number", float: "number", bool: "true/false"}[hint]
-
-
-def _known(dotted: str, known: Mapping[str, Row], schema: type) -> Row:
+def _row_of(dotted: str, known: Mapping[str, Row]) -> Row | None:
+    """The key itself, or the free-form group that it is an entry of."""
     if dotted in known:
         return known[dotted]
-    for name, row in known.items():
-        if get_origin(row.hint) is dict and dotted.startswith(f"{name}."):
-            return row
+    group = known.get(dotted.partition(".")[0])
+    return group if group is not None and get_origin(group.hint) is dict else None
+
+
+def _find(dotted: str, known: Mapping[str, Row], schema: type) -> Row:
+    if (row := _row_of(dotted, known)) is not None:
+        return row
     inner = [key for key in known if key.startswith(f"{dotted}.")]
     if inner:
         raise UserError(f"{dotted} is a group of keys: set one of {', '.join(inner)}.")
-    command = (schema.__doc__ or "").partition(":")[0]
+    command = _command(schema)
+    if said := advice(dotted, known):
+        raise UserError(f"{dotted!r} is not a key of `{command}`: {said}.")
     same_ending = [key for key in known if key.rpartition(".")[2] == dotted.rpartition(".")[2]]
-    hint = did_you_mean(same_ending[0] if same_ending else dotted, known)
-    raise UserError(f"{dotted!r} is not a key of `{command}`{hint}; all keys: `{command} --help`.")
+    _, dot, entry = dotted.partition(".")
+    entries = [f"{key}{dot}{entry}" for key, row in known.items() if dot and get_origin(row.hint) is dict]
+    hint = did_you_mean(same_ending[0] if same_ending else dotted, [*known, *entries])
+    raise UserError(f"{dotted!r} is not a key of `{command}`{hint}; all keys: `{command} --help all`.")
 
 
-def _parsed(dotted: str, text: str, hint: Any) -> Any:
-    """The value that a text stands for; text keys take it to the letter, so that a path is never read as YAML."""
-    import yaml
+def _command(schema: type) -> str:
+    return (schema.__doc__ or "").partition(":")[0]
 
-    optional = get_origin(hint) in (Union, types.UnionType)
-    kinds = get_args(hint) if optional else (hint,)
-    nothing = text.strip().lower() in ("none", "null", "")
-    if str in kinds and not (optional and nothing):
-        return text
-    if nothing:
-        return None
+
+def _argument_value(dotted: str, text: str, row: Row) -> Any:
+    """What a text stands for; text keys take it to the letter, so that a path is never read as YAML."""
+    if str in row.kinds or not text.lstrip().startswith(("[", "{", "'", '"')):
+        return Plain(text)
     try:
-        value = yaml.safe_load(text)
-    except yaml.YAMLError:
-        raise UserError(f"{dotted}={text} cannot be read as a value: lists are written [1,2].") from None
-    if isinstance(value, str):  # YAML takes 1e-4 for text
-        with suppress(ValueError):
-            value = float(value)
-    return int(value) if int in kinds and isinstance(value, float) and value.is_integer() else value
-
-
-def _shown(value: Any) -> str:
-    if value is None:
-        return "none"
-    if isinstance(value, bool):
-        return str(value).lower()
-    return "-" if value in ("", {}) else str(value)
-
-
-def _article(name: str) -> str:
-    return name if name.startswith(("true", "keys")) or name == "text" else f"a {name}"
+        return read_text(text, f"{dotted}={show(text)}")
+    except UserError as error:
+        raise UserError(f"{error} Lists are written [1,2].") from None

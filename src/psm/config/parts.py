@@ -7,26 +7,18 @@ and every report.
 
 import dataclasses
 import importlib
-import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar, Generic, TypeVar, get_type_hints
 
+from psm.config import values
+from psm.config.keys import key, make_row
 from psm.utils.errors import UserError, did_you_mean
 
 
-def setting(
-    default: Any,
-    meaning: str,
-    *,
-    choices: tuple[str, ...] | None = None,
-    above: float | None = None,
-    at_least: float | None = None,
-    at_most: float | None = None,
-) -> Any:
-    """A setting of a part: its default, its line of meaning and what it allows."""
-    metadata = {"meaning": meaning, "choices": choices, "above": above, "at_least": at_least, "at_most": at_most}
-    return dataclasses.field(default=default, metadata=metadata)
+def setting(default: Any, meaning: str, **bounds: Any) -> Any:
+    """A setting of a part: its default, its line of meaning and, as for `psm.config.keys.key`, its bounds."""
+    return key(default, meaning, **bounds)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -171,23 +163,11 @@ class PartRegistry(Generic[P]):
         return check_value(dotted, value, get_type_hints(type(part))[name], field.metadata)
 
 
-def check_value(dotted: str, value: Any, hint: Any, allowed: Mapping[str, Any]) -> Any:
-    """``value`` as the type ``hint`` (bool, int, float or str), or a sentence on what is allowed."""
-    kinds = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
-    meaning = f": {allowed['meaning']}" if allowed.get("meaning") else ""
-    if hint is float and isinstance(value, int) and not isinstance(value, bool):
-        value = float(value)
-    if hint in kinds and (not isinstance(value, hint) or (isinstance(value, bool) and hint is not bool)):
-        raise UserError(f"{dotted}={value} is not {kinds[hint]}{meaning}.")
-    if isinstance(value, float) and not math.isfinite(value):
-        raise UserError(f"{dotted}={value} is not finite{meaning}.")
-    choices, above, least, most = (allowed.get(key) for key in ("choices", "above", "at_least", "at_most"))
-    if choices is not None and value not in choices:
-        raise UserError(f"{dotted}={value} is unknown: choose one of {', '.join(choices)}.")
-    if above is not None and value <= above:
-        raise UserError(f"{dotted}={value} must be above {above:g}{meaning}.")
-    if least is not None and value < least:
-        raise UserError(f"{dotted}={value} must be {least:g} or more{meaning}.")
-    if most is not None and value > most:
-        raise UserError(f"{dotted}={value} must be {most:g} or less{meaning}.")
-    return value
+def check_value(dotted: str, value: Any, hint: Any, metadata: Mapping[str, Any]) -> Any:
+    """``value`` as the type ``hint`` (bool, int, float or str) and within its bounds, or a sentence on what is allowed.
+
+    Settings of other types are the part's own to check.
+    """
+    if hint not in (bool, int, float, str):
+        return value
+    return values.check_value(value, make_row(dotted, hint, None, metadata))

@@ -1,13 +1,12 @@
 """Every setting as a typed dataclass: its name, type, default and meaning in one place. Imports nothing heavy."""
 
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Generic, Never
+
+from psm.config.keys import Unset, key
 
 # What is about one call and not about a run: never stored with it, never read from a file.
 CALL_KEYS = ("out", "resume", "overwrite", "progress")
-
-# Mappings of names to their settings: [a,b] is short for a and b without settings.
-NAMED = ("loggers",)
 
 # What may differ when a run is resumed; anything else would make it another run.
 MAY_CHANGE = {
@@ -17,27 +16,35 @@ MAY_CHANGE = {
 }
 
 
-def key(default: Any, meaning: str) -> Any:
-    """A configuration key with its default and its line of meaning (shown by ``--help``)."""
-    if isinstance(default, (list, dict)) or (callable(default) and isinstance(default, type)):
-        factory = default if callable(default) else lambda: type(default)(default)
-        return field(default_factory=factory, metadata={"meaning": meaning})
-    return field(default=default, metadata={"meaning": meaning})
-
-
 @dataclass
-class ImagesConfig:
+class ImagesConfig(Generic[Unset]):
     """Where images come from and how they are held. Labels serve evaluation and diagnostics only."""
 
     root: str = key("data", "folder that holds the published sets (cifar10, cifar100, tiny-imagenet) or receives them")
     download: bool = key(True, "download a published set that is not there")
-    size: int | None = key(None, "side in pixels at which images are held; none: the set's own")
-    limit: int | None = key(None, "use only so many training images, drawn evenly over classes where labels exist")
-    split: str = key("paper", "tiny-imagenet: paper (90 % / 10 % of the labeled images) or official (train / val)")
-    labels: str = key("auto", "folders: auto, subfolder (the first level below the split names the class) or none")
-    test_share: float = key(0.1, "labeled folders without a test, val or valid folder: share of each class held out")
-    max_unreadable: float = key(0.1, "refuse a folder when more than this share of its files cannot be read")
-    memory: float = key(4.0, "hold sets up to so many GB in memory; larger ones go through a memory-mapped cache")
+    size: int | Unset = key(None, "side in pixels at which images are held; none: the set's own", at_least=8)
+    limit: int | None = key(
+        None, "use only so many training images, drawn evenly over classes where labels exist", at_least=2
+    )
+    split: str = key(
+        "paper",
+        "tiny-imagenet: paper (90 % / 10 % of the labeled images) or official (train / val)",
+        choices=("paper", "official"),
+    )
+    labels: str = key(
+        "auto",
+        "folders: auto, subfolder (the first level below the split names the class) or none",
+        choices=("auto", "subfolder", "none"),
+    )
+    test_share: float = key(
+        0.1, "labeled folders without a test, val or valid folder: share of each class held out", above=0, below=1
+    )
+    max_unreadable: float = key(
+        0.1, "refuse a folder when more than this share of its files cannot be read", at_least=0, at_most=1
+    )
+    memory: float = key(
+        4.0, "hold sets up to so many GB in memory; larger ones go through a memory-mapped cache", above=0
+    )
     cache: str | None = key(None, "folder of that cache; none: psm below the user's cache folder")
 
 
@@ -45,48 +52,67 @@ class ImagesConfig:
 class ViewsConfig:
     """Random augmentations of the two views of each image. None: as the preset says."""
 
-    preset: str = key("auto", "small (no blur), large (with blur) or auto: small below 64 pixels")
-    size: int | None = key(None, "side of a view in pixels; none: that of the images")
-    crop_scale: list[float] | None = key(None, "random resized crop: smallest and largest fraction of the area")
-    crop_ratio: list[float] | None = key(None, "random resized crop: smallest and largest aspect ratio")
-    flip: float | None = key(None, "probability of a horizontal flip")
-    color_jitter: float | None = key(None, "probability of color jitter")
-    brightness: float | None = key(None, "color jitter: factor from 1 - this to 1 + this")
-    contrast: float | None = key(None, "color jitter: factor from 1 - this to 1 + this")
-    saturation: float | None = key(None, "color jitter: factor from 1 - this to 1 + this")
-    hue: float | None = key(None, "color jitter: hue angle from - this to this, in turns (at most 0.5)")
-    grayscale: float | None = key(None, "probability of dropping color")
-    blur: float | None = key(None, "probability of a Gaussian blur")
-    blur_sigma: list[float] | None = key(None, "blur: smallest and largest standard deviation, in pixels of the view")
-    solarize: float | None = key(None, "probability of inverting the pixels brighter than the middle")
+    preset: str = key(
+        "auto", "small (no blur), large (with blur) or auto: small below 64 pixels", choices=("auto", "small", "large")
+    )
+    size: int | None = key(None, "side of a view in pixels; none: that of the images", at_least=1)
+    crop_scale: list[float] | None = key(
+        None,
+        "random resized crop: smallest and largest fraction of the area",
+        above=0,
+        at_most=1,
+        length=2,
+        ascending=True,
+    )
+    crop_ratio: list[float] | None = key(
+        None, "random resized crop: smallest and largest aspect ratio", above=0, length=2, ascending=True
+    )
+    flip: float | None = key(None, "probability of a horizontal flip", at_least=0, at_most=1)
+    color_jitter: float | None = key(None, "probability of color jitter", at_least=0, at_most=1)
+    brightness: float | None = key(None, "color jitter: factor from 1 - this to 1 + this", at_least=0)
+    contrast: float | None = key(None, "color jitter: factor from 1 - this to 1 + this", at_least=0)
+    saturation: float | None = key(None, "color jitter: factor from 1 - this to 1 + this", at_least=0)
+    hue: float | None = key(None, "color jitter: hue angle from - this to this, in turns", at_least=0, at_most=0.5)
+    grayscale: float | None = key(None, "probability of dropping color", at_least=0, at_most=1)
+    blur: float | None = key(None, "probability of a Gaussian blur", at_least=0, at_most=1)
+    blur_sigma: list[float] | None = key(
+        None, "blur: smallest and largest standard deviation, in pixels of the view", above=0, length=2, ascending=True
+    )
+    solarize: float | None = key(
+        None, "probability of inverting the pixels brighter than the middle", at_least=0, at_most=1
+    )
 
 
 @dataclass
 class HeadsConfig:
     """Projector and predictor: two layers each (encoder - hidden - out and out - hidden - out)."""
 
-    hidden_dim: int = key(512, "width of the hidden layer")
-    out_dim: int = key(128, "width of projections and predictions")
+    hidden_dim: int = key(512, "width of the hidden layer", at_least=1)
+    out_dim: int = key(128, "width of projections and predictions", at_least=2)
 
 
 @dataclass
-class OptimConfig:
+class OptimConfig(Generic[Unset]):
     """The optimizer; its learning rate warms up, then falls by a cosine to zero, a pure function of the step."""
 
-    name: str = key("sgd", "sgd, adamw or lars")
-    lr: float | None = key(None, "learning rate after warm-up; none: sgd 0.1, adamw 1e-3, lars 1")
-    warmup_lr: float = key(1e-4, "learning rate at the first step")
-    warmup: float = key(0.1, "warm-up as a share of all steps (the paper: 20 of 200 epochs)")
-    weight_decay: float | None = key(
-        None, "weight decay; none: sgd 1e-3 below 64 pixels and 1e-4 from there on (the paper's), adamw 1e-2, lars 1e-6"
+    name: str = key("sgd", "sgd, adamw or lars", choices=("sgd", "adamw", "lars"))
+    lr: float | Unset = key(None, "learning rate after warm-up; none: sgd 0.1, adamw 1e-3, lars 1", at_least=0)
+    warmup_lr: float = key(1e-4, "learning rate at the first step", at_least=0)
+    warmup: float = key(0.1, "warm-up as a share of all steps (the paper: 20 of 200 epochs)", at_least=0, at_most=1)
+    weight_decay: float | Unset = key(
+        None,
+        "weight decay; none: sgd 1e-3 below 64 pixels and 1e-4 from there on (the paper's), adamw 1e-2, lars 1e-6",
+        at_least=0,
     )
     exclude_norm_bias: bool = key(False, "no weight decay on norms and biases (lars never decays them)")
-    clip: float | None = key(None, "clip the norm of the gradient at this value")
-    momentum: float = key(0.9, "sgd, lars: momentum")
+    clip: float | None = key(None, "clip the norm of the gradient at this value", above=0)
+    momentum: float = key(0.9, "sgd, lars: momentum", at_least=0, below=1)
     nesterov: bool = key(False, "sgd: Nesterov momentum")
-    betas: list[float] = key([0.9, 0.999], "adamw: decay rates of the running means of gradient and square")
-    eps: float = key(1e-8, "adamw: added to the denominator")
-    trust_coefficient: float = key(0.001, "lars: factor of the ratio between the norms of weights and update")
+    betas: list[float] = key(
+        [0.9, 0.999], "adamw: decay rates of the running means of gradient and square", at_least=0, below=1, length=2
+    )
+    eps: float = key(1e-8, "adamw: added to the denominator", above=0)
+    trust_coefficient: float = key(0.001, "lars: factor of the ratio between the norms of weights and update", above=0)
 
 
 @dataclass
@@ -94,10 +120,10 @@ class MonitorConfig:
     """What is measured while training."""
 
     knn: bool = key(True, "score the encoder by nearest neighbors where labels exist")
-    every: int = key(1, "do so every so many epochs, and after the last")
-    images: int = key(5000, "training images that vote in it, at most")
-    test_images: int = key(2000, "test images that are scored in it, at most")
-    log_every: int = key(50, "send the loss to the loggers every so many steps")
+    every: int = key(1, "do so every so many epochs, and after the last", at_least=1)
+    images: int = key(5000, "training images that vote in it, at most", at_least=1)
+    test_images: int = key(2000, "test images that are scored in it, at most", at_least=1)
+    log_every: int = key(50, "send the loss to the loggers every so many steps", at_least=1)
     purity: bool = key(False, "how often mined rows have the query's label (figure 1); needs labels and a bank")
 
 
@@ -105,34 +131,46 @@ class MonitorConfig:
 class SaveConfig:
     """What is kept of a run."""
 
-    every_steps: int | None = key(None, "write the checkpoint every so many steps too, not only after each epoch")
-    snapshots: int | None = key(None, "keep a copy of the checkpoint every so many epochs")
+    every_steps: int | None = key(
+        None, "write the checkpoint every so many steps too, not only after each epoch", at_least=1
+    )
+    snapshots: int | None = key(None, "keep a copy of the checkpoint every so many epochs", at_least=1)
 
 
 @dataclass
-class PretrainConfig:
-    """psm pretrain: learn an encoder from unlabeled images."""
+class PretrainSettings(Generic[Unset]):
+    """Every setting of pretraining, both as users give them and as a run has them."""
 
     out: str = key("", "run folder to write (needed)")
     data: str = key("shapes", "shapes, cifar10, cifar100, tiny-imagenet, or a folder of images")
     method: str = key("psm", "see `psm methods`")
     encoder: str = key("resnet18", "tiny, resnet18, resnet34, resnet50, torchvision/NAME or timm/NAME")
-    stem: str = key("auto", "cifar (3x3), imagenet (7x7 and pooling) or auto: cifar below 96 pixels")
-    epochs: int = key(200, "how often the images are seen")
-    batch_size: int = key(256, "images a step over all devices together")
+    stem: str = key(
+        "auto",
+        "cifar (3x3), imagenet (7x7 and pooling) or auto: cifar below 96 pixels",
+        choices=("auto", "cifar", "imagenet"),
+    )
+    epochs: int = key(200, "how often the images are seen", at_least=1)
+    batch_size: int = key(256, "images a step over all devices together", at_least=2)
     seed: int = key(0, "decides every random draw")
     resume: str = key(
         "false", "true: continue the run in out; auto: or start it if out is new or empty; or a snapshot, epoch-0010"
     )
-    overwrite: str = key("false", "true: move the run in out aside, to out.replaced-1; delete: remove it")
+    overwrite: str = key(
+        "false",
+        "true: move the run in out aside, to out.replaced-1; delete: remove it",
+        choices=("false", "true", "delete"),
+    )
     accelerator: str = key("auto", "Lightning's: auto, cpu, gpu, mps, tpu")
     devices: str = key("auto", "Lightning's: auto or a number (auto on a CPU: 1)")
-    num_nodes: int = key(1, "machines that train together")
+    num_nodes: int = key(1, "machines that train together", at_least=1)
     strategy: str = key("auto", "Lightning's: auto, ddp, ddp_spawn, ...")
     precision: str = key("32-true", "Lightning's: 32-true, bf16-mixed, 16-mixed, ...")
     sync_batchnorm: bool = key(True, "batch norm over all devices' images, so that their number changes nothing")
     grad_cache_chunk: int | None = key(
-        None, "images that go through the networks at a time on a device, for batches too large for its memory"
+        None,
+        "images that go through the networks at a time on a device, for batches too large for its memory",
+        at_least=2,
     )
     compile: str | None = key(None, "compile the networks with this backend of torch.compile, for example inductor")
     channels_last: bool | None = key(None, "memory layout of convolutions; none: where it was measured to be faster")
@@ -140,26 +178,41 @@ class PretrainConfig:
         dict,
         "beside metrics.jsonl: [csv,wandb] of tensorboard, csv, wandb, mlflow, module.Class; their arguments as "
         "loggers.wandb.project=NAME",
+        named=True,
     )
     callbacks: list[str] = key([], "Lightning callbacks, each as module.Class without arguments, written [a.B,c.D]")
     progress: bool = key(True, "show a progress bar")
     plugins: list[str] = key([], "Python files or modules that register parts and methods, [my_parts.py]")
     trainer: dict[str, Any] = key(dict, "anything else for Lightning's Trainer, for example trainer.deterministic=true")
-    images: ImagesConfig = key(ImagesConfig, "")
+    images: ImagesConfig[Unset] = key(ImagesConfig, "")
     views: ViewsConfig = key(ViewsConfig, "")
     heads: HeadsConfig = key(HeadsConfig, "")
-    positives: dict[str, Any] = key(dict, "what a query is pulled to: positives.rule=view, nn or knn")
-    negatives: dict[str, Any] = key(dict, "what a query is pushed from: negatives.source=views, positives, bank, ...")
-    sampler: dict[str, Any] = key(dict, "which negatives are kept: sampler.name=pnsm or none")
-    weighting: dict[str, Any] = key(dict, "what negatives weigh: weighting.name=sum, debiased, hard or bayesian")
-    objective: dict[str, Any] = key(dict, "objective.name=contrastive, byol or vicreg")
+    positives: dict[str, Any] = key(dict, "what a query is pulled to: positives.rule=view, nn or knn", open="rule")
+    negatives: dict[str, Any] = key(
+        dict, "what a query is pushed from: negatives.source=views, positives, bank, ...", open="source"
+    )
+    sampler: dict[str, Any] = key(dict, "which negatives are kept: sampler.name=pnsm or none", open="name")
+    weighting: dict[str, Any] = key(
+        dict, "what negatives weigh: weighting.name=sum, debiased, hard or bayesian", open="name"
+    )
+    objective: dict[str, Any] = key(dict, "objective.name=contrastive, byol or vicreg", open="name")
     loss: dict[str, Any] = key(dict, "temperature, soft_weight, hard_weight (lambda), symmetric")
     bank: dict[str, Any] = key(dict, "the memory bank: size, index, allow_self")
     target: dict[str, Any] = key(dict, "the target network: enabled, momentum (EMA)")
     predictor: dict[str, Any] = key(dict, "the predictor: enabled")
-    optim: OptimConfig = key(OptimConfig, "")
+    optim: OptimConfig[Unset] = key(OptimConfig, "")
     monitor: MonitorConfig = key(MonitorConfig, "")
     save: SaveConfig = key(SaveConfig, "")
+
+
+@dataclass
+class PretrainConfig(PretrainSettings[None]):
+    """psm pretrain: learn an encoder from unlabeled images."""
+
+
+@dataclass
+class ResolvedPretrainConfig(PretrainSettings[Never]):
+    """psm pretrain: the settings of a run, with what the method and the data decide filled in."""
 
 
 @dataclass
@@ -167,8 +220,8 @@ class KnnConfig:
     """Weighted nearest neighbors on frozen features."""
 
     enabled: bool = key(True, "score by nearest neighbors")
-    k: int = key(20, "neighbors that vote (fewer where there are fewer training images)")
-    temperature: float = key(0.1, "a vote weighs exp(cosine similarity / temperature)")
+    k: int = key(20, "neighbors that vote (fewer where there are fewer training images)", at_least=1)
+    temperature: float = key(0.1, "a vote weighs exp(cosine similarity / temperature)", above=0)
 
 
 @dataclass
@@ -176,15 +229,19 @@ class LinearConfig:
     """The paper's linear protocol: one linear layer on the frozen encoder."""
 
     enabled: bool = key(True, "score by a linear layer")
-    epochs: int = key(100, "how often the training features are seen")
-    batch_size: int = key(256, "images a step")
-    lr: float = key(0.1, "learning rate of SGD, falling by a cosine to zero; features are standardized first")
+    epochs: int = key(100, "how often the training features are seen", at_least=1)
+    batch_size: int = key(256, "images a step", at_least=1)
+    lr: float = key(
+        0.1, "learning rate of SGD, falling by a cosine to zero; features are standardized first", at_least=0
+    )
     lr_grid: list[float] | None = key(
         None,
         "choose among these rates on 10 % of the training images; none: lr, and a fixed grid for baselines",
+        at_least=0,
+        filled=True,
     )
-    momentum: float = key(0.9, "momentum of SGD")
-    weight_decay: float = key(0.0, "weight decay")
+    momentum: float = key(0.9, "momentum of SGD", at_least=0, below=1)
+    weight_decay: float = key(0.0, "weight decay", at_least=0)
     augment: bool = key(False, "random crops and flips at every epoch (features are then computed anew each time)")
 
 
@@ -197,12 +254,14 @@ class EvaluateConfig:
     data: str | None = key(None, "as in pretrain; none: the data that the encoder was trained on")
     out: str | None = key(None, "folder for scores.jsonl; none: the run folder, or the folder of the file")
     baselines: bool = key(False, "also score raw pixels and an untrained encoder")
-    batch_size: int = key(512, "images a forward pass")
+    batch_size: int = key(512, "images a forward pass", at_least=1)
     seed: int = key(0, "decides the linear layer's start and order")
     accelerator: str = key("auto", "Lightning's: auto, cpu, gpu, mps")
-    precision: str = key("32-true", "32-true, bf16-mixed or 16-mixed, for the features")
+    precision: str = key(
+        "32-true", "32-true, bf16-mixed or 16-mixed, for the features", choices=("32-true", "bf16-mixed", "16-mixed")
+    )
     progress: bool = key(True, "show progress bars")
-    images: ImagesConfig = key(ImagesConfig, "")
+    images: ImagesConfig[None] = key(ImagesConfig, "")
     knn: KnnConfig = key(KnnConfig, "")
     linear: LinearConfig = key(LinearConfig, "")
 
@@ -216,12 +275,14 @@ class InspectConfig:
     data: str | None = key(None, "where the run's images are now, if they have moved; none: where they were")
     out: str | None = key(None, "page to write; none: inspect.html in the run folder, replaced if it is there")
     overwrite: bool = key(False, "replace the page that out names")
-    queries: int = key(300, "images to mine for, drawn evenly over classes where labels exist")
-    negatives: int = key(48, "negatives shown of a query: half of them its hardest, half spread over the others")
-    others: int = key(512, "images that stand for the rest of a batch, where negatives come from the batch")
+    queries: int = key(300, "images to mine for, drawn evenly over classes where labels exist", at_least=1)
+    negatives: int = key(
+        48, "negatives shown of a query: half of them its hardest, half spread over the others", at_least=1
+    )
+    others: int = key(512, "images that stand for the rest of a batch, where negatives come from the batch", at_least=2)
     seed: int = key(0, "decides which images are queries and which the others")
     progress: bool = key(True, "show a progress bar")
-    images: ImagesConfig = key(ImagesConfig, "")
+    images: ImagesConfig[None] = key(ImagesConfig, "")
 
 
 @dataclass
@@ -230,7 +291,7 @@ class DataConfig:
 
     data: str | None = key(None, "as in pretrain")
     sheet: str | None = key(None, "write a contact sheet of some images to this PNG file")
-    images: ImagesConfig = key(ImagesConfig, "")
+    images: ImagesConfig[None] = key(ImagesConfig, "")
 
 
 @dataclass
@@ -246,12 +307,18 @@ class ExperimentConfig:
     """psm experiment: the paper's tables and figures; `list` them, `run NAME...` some or all, `report` the results."""
 
     plugins: list[str] = key([], "Python files or modules that register parts and methods, [my_parts.py]")
-    out: str = key("study", "folder of the study: run folders, results, pages")
+    out: str = key("study", "folder of the study: run folders, results, pages", filled=True)
     preset: str = key("laptop", "scale of every run: paper (GPU), laptop or smoke; see `psm experiment list`")
-    data: list[str] | None = key(None, "sets to run on, [cifar10,cifar100] or a folder; none: as the preset says")
-    seeds: list[int] | None = key(None, "run everything with each of these seeds; none: as the preset says")
-    methods: list[str] | None = key(None, "only rows of these methods, for example [psm,simclr]; none: all rows")
-    jobs: int = key(1, "runs at a time, each with its share of the CPU's cores")
+    data: list[str] | None = key(
+        None, "sets to run on, [cifar10,cifar100] or a folder; none: as the preset says", filled=True
+    )
+    seeds: list[int] | None = key(
+        None, "run everything with each of these seeds; none: as the preset says", filled=True
+    )
+    methods: list[str] | None = key(
+        None, "only rows of these methods, for example [psm,simclr]; none: all rows", filled=True
+    )
+    jobs: int = key(1, "runs at a time, each with its share of the CPU's cores", at_least=1)
     progress: bool = key(True, "show a display with the time left; false: a line when a run starts and ends")
     knn: KnnConfig = key(KnnConfig, "")
     linear: LinearConfig = key(LinearConfig, "")

@@ -5,6 +5,7 @@ from pathlib import Path
 import torch
 
 from psm.config.schema import ImagesConfig
+from psm.config.values import check_values
 from psm.data import cifar, download, image_folder, tiny_imagenet
 from psm.data import synthetic_shapes as shapes
 from psm.data.dataset import ImageDataset, ImageStore
@@ -23,7 +24,7 @@ def load_dataset(data: str, config: ImagesConfig | None = None, progress: bool =
         progress: whether to show a bar on a terminal.
     """
     config = config or ImagesConfig()
-    _check(config)
+    check_values(config, "images.")
     name = str(data)
     if name == "shapes":
         return _load_shapes(config, progress)
@@ -91,19 +92,3 @@ def _not_found(name: str, path: Path) -> str:
         return f"data={name} does not exist (any more): it was deleted, moved or misspelled; give an existing folder."
     hint = did_you_mean(name.lower(), NAMES)
     return f"data={name} is neither a folder nor one of {', '.join(NAMES)}{hint}; give one of these or a path."
-
-
-def _check(config: ImagesConfig) -> None:
-    """Refuse settings that mean nothing, before any work is done."""
-    rules = [
-        ("size", config.size is None or config.size >= 8, "none or 8 and more"),
-        ("limit", config.limit is None or config.limit >= 2, "none or 2 and more"),
-        ("split", config.split in ("paper", "official"), "paper or official"),
-        ("labels", config.labels in ("auto", "subfolder", "none"), "auto, subfolder or none"),
-        ("test_share", 0 < config.test_share < 1, "between 0 and 1, both excluded"),
-        ("max_unreadable", 0 <= config.max_unreadable <= 1, "from 0 to 1"),
-        ("memory", config.memory > 0, "a number of GB above 0"),
-    ]
-    for key, sound, allowed in rules:
-        if not sound:
-            raise UserError(f"images.{key}={getattr(config, key)} is not possible; it must be {allowed}.")

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
-from psm.config.schema import PretrainConfig, ViewsConfig
+from psm.config.schema import ResolvedPretrainConfig, ViewsConfig
 from psm.config.stored import load_run_config
 from psm.data import ImageDataset, ImageStore
 from psm.methods.build import build_networks, method_of
@@ -33,7 +33,7 @@ class RunSnapshot:
     """A run as it was when a checkpoint was written."""
 
     epoch: float  # how often the images had been seen
-    config: PretrainConfig
+    config: ResolvedPretrainConfig
     method: MethodSpec
     networks: SiameseNetworks
     bank: MemoryBank | None

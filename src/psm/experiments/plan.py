@@ -97,7 +97,7 @@ def read_request(names: Sequence[str], *overrides: Mapping[str, Any]) -> Request
     of_preset = {dotted: value for dotted, value in preset.settings.items() if dotted in own_rows}
     config = settings.build(ExperimentConfig, of_preset, own)
     config = replace(config, plugins=load_plugins(config.plugins))
-    _check_config(config)
+    _check_methods(config)
     catalog.find(list(names))
     return Request(tuple(names), config, passed, own | passed)
 
@@ -118,14 +118,7 @@ def check_keys(dotted_keys: Iterable[str]) -> None:
         raise UserError(f"{dotted!r} is not a key of `psm experiment`{hint}; all keys: `psm experiment --help`.")
 
 
-def _check_config(config: ExperimentConfig) -> None:
-    for name, value in (("data", config.data), ("seeds", config.seeds), ("methods", config.methods)):
-        if value is not None and not value:
-            raise UserError(f"{name}=[] leaves nothing to run: name some, or leave it out.")
-    if config.jobs < 1:
-        raise UserError(f"jobs={config.jobs} runs nothing: give 1 or more.")
-    if not config.out:
-        raise UserError("out= is empty: name a folder for the study, for example out=study.")
+def _check_methods(config: ExperimentConfig) -> None:
     for method in config.methods or ():
         if method not in METHODS:
             hint = did_you_mean(method, METHODS)

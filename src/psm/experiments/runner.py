@@ -132,9 +132,11 @@ def run_experiments(request: Request) -> SuiteResult:
 def _check_settings(run: PlannedRun) -> None:
     """Refuse wrong settings before any run starts."""
     from psm.evaluation.evaluate import check_settings as check_evaluation
-    from psm.training.resolve import check_settings
+    from psm.training.resolve import check_encoder, check_settings
 
-    check_settings(settings.build(PretrainConfig, run.settings))
+    config = settings.build(PretrainConfig, run.settings)
+    check_settings(config)
+    check_encoder(config)
     check_evaluation(settings.build(EvaluateConfig, run.evaluation))
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from psm.config.schema import PretrainConfig
+from psm.config.schema import PretrainSettings, ResolvedPretrainConfig
 from psm.methods.plugins import missing_plugins
 from psm.methods.registry import METHODS, find_method
 from psm.methods.spec import MethodSpec
@@ -20,7 +20,7 @@ from psm.utils.seeding import derived_seed
 GROUPS = tuple(f.name for f in fields(MethodSpec))
 
 
-def method_of(config: PretrainConfig) -> MethodSpec:
+def method_of(config: PretrainSettings) -> MethodSpec:
     """The method's parts with the configuration's overrides put in.
 
     A stored configuration is complete, so that its method's row in the table is not needed. Where a part is missing,
@@ -34,7 +34,7 @@ def method_of(config: PretrainConfig) -> MethodSpec:
         raise missing_plugins(error, config.plugins) from None
 
 
-def method_groups(config: PretrainConfig) -> dict[str, Any]:
+def method_groups(config: PretrainSettings) -> dict[str, Any]:
     """The groups of a configuration that describe its method."""
     return {name: getattr(config, name) for name in GROUPS}
 
@@ -45,7 +45,7 @@ def method_title(name: str) -> str:
 
 
 def build_networks(
-    config: PretrainConfig, method: MethodSpec, size: int, encoder: nn.Module | None = None
+    config: ResolvedPretrainConfig, method: MethodSpec, size: int, encoder: nn.Module | None = None
 ) -> SiameseNetworks:
     """The networks that the configuration names, with weights drawn from its seed.
 

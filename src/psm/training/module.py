@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from psm.config import merge as settings
-from psm.config.schema import PretrainConfig
+from psm.config.schema import ResolvedPretrainConfig
 from psm.data import ImageStore
 from psm.data.loader import Batch, BatchLoader, rank_slice
 from psm.losses.method_loss import method_loss
@@ -110,7 +110,7 @@ class PretrainModule(lightning.LightningModule):
         method: MethodSpec,
         views: Views,
         images: ImageStore,
-        config: PretrainConfig,
+        config: ResolvedPretrainConfig,
         info: EncoderInfo,
         channels_last: bool = False,
     ):

@@ -8,7 +8,7 @@ import lightning
 import torch
 from torch import Tensor, nn
 
-from psm.config.schema import PretrainConfig
+from psm.config.schema import ResolvedPretrainConfig
 from psm.data import ImageStore
 from psm.training.module import PretrainModule
 from psm.training.optim import state_tensors
@@ -65,7 +65,7 @@ def make_plan(trainer: lightning.Trainer, module: PretrainModule) -> RunPlan:
     )
 
 
-def forecast(seconds: float, seconds_per_step: float, config: PretrainConfig, device_type: str) -> list[str]:
+def forecast(seconds: float, seconds_per_step: float, config: ResolvedPretrainConfig, device_type: str) -> list[str]:
     """How long the run will take from now on; above an hour on a CPU also the key that shortens it."""
     lines = [f"about {duration(seconds)} to go, {seconds_per_step:.2g} s a step"]
     if device_type == "cpu" and seconds > HOUR:
@@ -73,7 +73,7 @@ def forecast(seconds: float, seconds_per_step: float, config: PretrainConfig, de
     return lines
 
 
-def _shorter(config: PretrainConfig, seconds: float) -> str:
+def _shorter(config: ResolvedPretrainConfig, seconds: float) -> str:
     if config.encoder not in ("tiny", "custom"):
         return "encoder=tiny trains a small network that suits a CPU"
     return f"epochs={max(1, int(config.epochs * HOUR / seconds))} would take an hour"

@@ -15,7 +15,7 @@ from torch import nn
 from torch.utils.data import Dataset
 
 from psm.config import merge as settings
-from psm.config.schema import MAY_CHANGE, PretrainConfig
+from psm.config.schema import MAY_CHANGE, PretrainConfig, PretrainSettings, ResolvedPretrainConfig
 from psm.config.stored import load_run_config
 from psm.data import ImageDataset, ImageStore, load_dataset
 from psm.data.from_torch import from_torch
@@ -31,7 +31,7 @@ from psm.training.callbacks import CheckpointCallback, MetricsCallback, metric_n
 from psm.training.distributed import is_rank_zero
 from psm.training.module import PretrainModule
 from psm.training.progress_bar import ProgressBar
-from psm.training.resolve import check, resolve
+from psm.training.resolve import check_settings, resolve
 from psm.training.trainer import make_trainer, quiet
 from psm.training.user_callbacks import check_callbacks, load_callbacks, split_callbacks
 from psm.utils.checkpoint_file import read_checkpoint
@@ -51,7 +51,7 @@ class PretrainResult:
     out: Path
     encoder: nn.Module
     metrics: list[dict[str, Any]]
-    config: PretrainConfig
+    config: ResolvedPretrainConfig
     data: ImageDataset
 
 
@@ -117,7 +117,7 @@ def _data_name(data: DataLike) -> str:
     return type(data).__name__ if isinstance(data, Dataset) else "images"
 
 
-def _load_data(data: DataLike | None, config: PretrainConfig, progress: bool) -> ImageDataset:
+def _load_data(data: DataLike | None, config: PretrainSettings, progress: bool) -> ImageDataset:
     """The data given from Python, or what ``data=`` names."""
     if data is None:
         return load_dataset(config.data, config.images, progress)
@@ -155,15 +155,14 @@ def run_pretraining(
         resuming = asked.resume != "false" and run.used
         point = run.resume_point(asked.resume) if resuming else None
         begun = _begun_with(run, point) if point else None
-        stored = None
-        if resuming:
-            stored = load_run_config(run) if run.config.exists() else begun
-        config = settings.build(PretrainConfig, *overrides, base=stored)
-        config = replace(config, plugins=plugins or config.plugins)
-        check(config)
-        method_of(config)
-        loaded = _load_data(data, config, config.progress)
-        config = resolve(config, loaded)
+        stored: PretrainSettings | None = begun
+        if resuming and run.config.exists():
+            stored = settings.build(PretrainConfig, settings.read_yaml(run.config))
+        user = settings.build(PretrainConfig, *overrides, base=stored)
+        user = replace(user, plugins=plugins or user.plugins)
+        check_settings(user)
+        loaded = _load_data(data, user, user.progress)
+        config = resolve(user, loaded)
         if stored:
             # The checkpoint has the configuration that the run began with, whatever config.yaml says by now.
             _refuse_changes(run, settings.to_dict(begun or stored), config)
@@ -188,7 +187,7 @@ def _report_unreadable(run: RunFolder, data: ImageDataset) -> None:
         write_text_atomically(run.unreadable, lines)
 
 
-def _begun_with(run: RunFolder, point: Path) -> PretrainConfig:
+def _begun_with(run: RunFolder, point: Path) -> ResolvedPretrainConfig:
     """The configuration in the checkpoint that a run is to continue from, or a sentence on what can be done."""
     try:
         checkpoint = read_checkpoint(point)
@@ -230,7 +229,7 @@ def _continue_from(run: RunFolder, point: Path | None, module: PretrainModule) -
     run.truncate_metrics(step)
 
 
-def _refuse_changes(run: RunFolder, begun: dict[str, Any], config: PretrainConfig) -> None:
+def _refuse_changes(run: RunFolder, begun: dict[str, Any], config: ResolvedPretrainConfig) -> None:
     """Refuse settings that differ from those of the run that is resumed."""
     before, now = (dict(settings.flatten(x)) for x in (begun, settings.to_dict(config)))
     for dotted, value in now.items():
@@ -254,7 +253,7 @@ def _refuse_other_data(run: RunFolder, point: Path, module: PretrainModule) -> N
 
 def _prepare(
     run: RunFolder,
-    config: PretrainConfig,
+    config: ResolvedPretrainConfig,
     data: ImageDataset,
     encoder: nn.Module | None,
     callbacks: Sequence[lightning.Callback],
@@ -329,7 +328,7 @@ def _train(trainer: lightning.Trainer, module: PretrainModule, checkpoint: Path 
 
 
 @contextmanager
-def _logging(run: RunFolder, config: PretrainConfig) -> Iterator[None]:
+def _logging(run: RunFolder, config: ResolvedPretrainConfig) -> Iterator[None]:
     """Copy log messages of the run to its log file."""
     handler = logging.FileHandler(run.log)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))

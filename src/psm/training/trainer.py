@@ -9,7 +9,7 @@ from typing import Any
 import lightning
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 
-from psm.config.schema import PretrainConfig
+from psm.config.schema import ResolvedPretrainConfig
 from psm.training.checkpoint import AtomicCheckpointIO
 from psm.training.loggers import build_loggers
 from psm.utils.errors import UserError
@@ -22,7 +22,9 @@ BREAKS_STEPS = (
 )
 
 
-def make_trainer(run: RunFolder, config: PretrainConfig, callbacks: list[lightning.Callback]) -> lightning.Trainer:
+def make_trainer(
+    run: RunFolder, config: ResolvedPretrainConfig, callbacks: list[lightning.Callback]
+) -> lightning.Trainer:
     """The trainer that the configuration describes.
 
     Args:

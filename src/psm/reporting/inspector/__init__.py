@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from psm.config import merge as settings
-from psm.config.schema import InspectConfig, PretrainConfig
+from psm.config.schema import InspectConfig, ResolvedPretrainConfig
 from psm.config.stored import load_run_config
 from psm.data import ImageDataset, load_dataset
 from psm.data.same_images import image_difference
@@ -58,7 +58,6 @@ def run_inspection(
     """Inspect by the merged overrides; a given ``data`` replaces the one that its key names."""
     first = settings.build(InspectConfig, *overrides)
     load_plugins(first.plugins)
-    _check(first)
     run = _find_run(first.run)
     page = _page_path(run, first)
     checkpoint = read_checkpoint(run.checkpoint)
@@ -91,7 +90,7 @@ def run_inspection(
     return Inspection(page, collected, _remarks(collected, trained))
 
 
-def _remarks(collected: InspectionData, trained: PretrainConfig) -> list[str]:
+def _remarks(collected: InspectionData, trained: ResolvedPretrainConfig) -> list[str]:
     remarks = []
     if not collected.method.num_mined:
         remarks.append(f"{trained.method} mines no positives: the page shows the nearest images that could be mined.")
@@ -134,10 +133,3 @@ def _check_images(run: RunFolder, about: dict[str, Any], data: ImageDataset, nam
             f"data={name} does not hold the images that the run in {run.folder} was trained on: {difference}; restore "
             "them, or say with data= and images.* where they are now."
         )
-
-
-def _check(config: InspectConfig) -> None:
-    for name, least in (("queries", 1), ("negatives", 1), ("others", 2)):
-        value = getattr(config, name)
-        if value < least:
-            raise UserError(f"{name}={value} is too small: give {least} or more.")

@@ -11,7 +11,7 @@ from markupsafe import Markup
 from torch import Tensor
 
 from psm.config.parts import Part
-from psm.config.schema import PretrainConfig
+from psm.config.schema import ResolvedPretrainConfig
 from psm.data import ImageDataset
 from psm.evaluation.mining_analysis import soft_parts
 from psm.methods.build import method_title
@@ -35,7 +35,7 @@ MISSING = -32_768  # NaN
 GRID = 101  # points of the keep curve on each axis
 
 
-def render(collected: InspectionData, data: ImageDataset, config: PretrainConfig, folder: str) -> str:
+def render(collected: InspectionData, data: ImageDataset, config: ResolvedPretrainConfig, folder: str) -> str:
     """The page. Names given by users are embedded as JSON only and reach the document as text, never as markup."""
     environment = template_environment()
     shown = shown_images(collected)
@@ -70,7 +70,7 @@ def shown_images(collected: InspectionData) -> Tensor:
 
 
 def page_data(
-    collected: InspectionData, shown: Tensor, data: ImageDataset, config: PretrainConfig, folder: str
+    collected: InspectionData, shown: Tensor, data: ImageDataset, config: ResolvedPretrainConfig, folder: str
 ) -> dict[str, Any]:
     """Everything that the page needs except its images. The dimensions of arrays are epochs, queries, ..."""
 
@@ -116,7 +116,7 @@ def page_data(
     }
 
 
-def about(collected: InspectionData, config: PretrainConfig, folder: str) -> dict[str, Any]:
+def about(collected: InspectionData, config: ResolvedPretrainConfig, folder: str) -> dict[str, Any]:
     """The run, the texts about its method, and the constants needed to read the arrays."""
     k = collected.snapshots[0].positives.shape[1]
     return {
