@@ -1,6 +1,7 @@
 """Small things that many tests share."""
 
 import os
+from typing import Any
 
 import pytest
 import torch
@@ -21,13 +22,13 @@ define_missing_operators()  # before a test imports Lightning, which imports tor
 
 
 @pytest.fixture
-def small():
+def small() -> Any:
     """Settings of a very small run."""
     return {name: dict(value) if isinstance(value, dict) else value for name, value in SMALL.items()}
 
 
 @pytest.fixture(scope="session")
-def small_arguments():
+def small_arguments() -> Any:
     """The same as command-line arguments, but for epochs."""
     arguments = []
     for name, value in SMALL.items():

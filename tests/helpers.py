@@ -5,6 +5,7 @@ import shutil
 import subprocess
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -39,7 +40,7 @@ CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", 
 needs_browser = pytest.mark.skipif(CHROMIUM is None, reason="needs chromium")
 
 
-def browser_dom(url, profile, width):
+def browser_dom(url: Any, profile: Any, width: Any) -> Any:
     """The document of a page after its scripts ran in headless chromium, at a width of the window in pixels."""
     switches = (
         *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync"),
@@ -50,7 +51,7 @@ def browser_dom(url, profile, width):
     return subprocess.run([CHROMIUM, *switches, url], capture_output=True, text=True, timeout=120).stdout
 
 
-def page_widths(page, folder, width):
+def page_widths(page: Any, folder: Any, width: Any) -> Any:
     """Width of the window, of the document, and of the narrowest and widest chart, of an HTML file in a browser."""
     script = (
         "<script>const d = document.documentElement;"
@@ -64,7 +65,7 @@ def page_widths(page, folder, width):
 
 
 @contextmanager
-def using(threads):
+def using(threads: Any) -> Any:
     """So many of torch's threads."""
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
@@ -74,45 +75,45 @@ def using(threads):
         torch.set_num_threads(before)
 
 
-def method(name="psm", **groups):
+def method(name: Any = "psm", **groups: Any) -> Any:
     """A method with some settings changed: method(loss={"hard_weight": 0.0})."""
     return get_method(name, **groups)
 
 
-def without_pnsm(**groups):
+def without_pnsm(**groups: Any) -> Any:
     return get_method("psm", sampler="none", **groups)
 
 
-def pair_loss(pair, spec, bank=None, ids=None, generator=None):
+def pair_loss(pair: Any, spec: Any, bank: Any = None, ids: Any = None, generator: Any = None) -> Any:
     """The loss of one direction, on vectors that are taken as they are."""
     return spec.build_loss().on_batch(MiningBatch(*pair, ids=ids, bank=bank, generator=generator))
 
 
-def batch_loss(embeddings, spec, bank=None, ids=None, generator=None):
+def batch_loss(embeddings: Any, spec: Any, bank: Any = None, ids: Any = None, generator: Any = None) -> Any:
     """The loss of a batch as a training step takes it."""
     return method_loss(embeddings, spec.build_loss(), bank, ids, generator, spec.loss.symmetric)
 
 
-def golden(name):
+def golden(name: Any) -> Any:
     return {k: torch.from_numpy(v) if v.ndim else v.item() for k, v in np.load(GOLDEN / f"{name}.npz").items()}
 
 
-def filled(rows, ids=None, size=None):
+def filled(rows: Any, ids: Any = None, size: Any = None) -> Any:
     bank = MemoryBank(size or len(rows), rows.shape[1]).to(rows.dtype)
     bank.enqueue(rows, torch.arange(len(rows)) if ids is None else ids)
     return bank
 
 
-def pair_of(query, key, projection, other):
+def pair_of(query: Any, key: Any, projection: Any, other: Any) -> Any:
     return ViewPair(*(normalize(x, dim=1) for x in (query, key, projection, other)))
 
 
-def random_vectors(seed, *shapes, dtype=torch.float64):
+def random_vectors(seed: Any, *shapes: Any, dtype: Any = torch.float64) -> Any:
     random = torch.Generator().manual_seed(seed)
     return [torch.randn(shape, generator=random, dtype=dtype) for shape in shapes]
 
 
-def close(a, b, tolerance=1e-9):
+def close(a: Any, b: Any, tolerance: Any = 1e-9) -> Any:
     return torch.allclose(
         torch.as_tensor(a, dtype=torch.float64), torch.as_tensor(b, dtype=torch.float64), 0, tolerance
     )

@@ -1,22 +1,23 @@
 """The paper's equations as slow loops over plain numbers of a graph: what the fast code is compared with."""
 
 import math
+from typing import Any
 
 import torch
 
 
-def cosine(x, y):
+def cosine(x: Any, y: Any) -> Any:
     return (x * y).sum() / (x.norm() * y.norm())
 
 
-def nearest(key, bank, k, bank_ids=None, own=None):
+def nearest(key: Any, bank: Any, k: Any, bank_ids: Any = None, own: Any = None) -> Any:
     """Eq. 3 with own-image exclusion: indices of the k most similar rows, or none if there are fewer than k."""
     usable = [i for i in range(len(bank)) if own is None or bank_ids[i] != own]
     ranked = sorted(usable, key=lambda i: -float(cosine(key, bank[i])))
     return ranked[:k] if len(ranked) >= k else []
 
 
-def soft_weights(similarities, weighting):
+def soft_weights(similarities: Any, weighting: Any) -> Any:
     """Eq. 5 and figure 5, as a list of numbers."""
     k = len(similarities)
     if k == 0:
@@ -35,7 +36,7 @@ def soft_weights(similarities, weighting):
     return weights
 
 
-def hard_loss(query, key, other, temperature, keep=None):
+def hard_loss(query: Any, key: Any, other: Any, temperature: Any, keep: Any = None) -> Any:
     """Eq. 4, the mean over queries. ``keep(i, l, view)``: whether PNSM keeps that view of image l for query i."""
     total = 0.0
     for i in range(len(query)):
@@ -49,7 +50,18 @@ def hard_loss(query, key, other, temperature, keep=None):
     return total / len(query)
 
 
-def soft_loss(query, projection, key, bank, k, temperature, weighting="V0", bank_ids=None, ids=None, keep=None):
+def soft_loss(
+    query: Any,
+    projection: Any,
+    key: Any,
+    bank: Any,
+    k: Any,
+    temperature: Any,
+    weighting: Any = "V0",
+    bank_ids: Any = None,
+    ids: Any = None,
+    keep: Any = None,
+) -> Any:
     """Eq. 6, the mean over queries. ``keep(i, l, j)``: whether PNSM keeps candidate j (0: the key) of image l."""
     count = len(query)
     candidates = []
@@ -71,12 +83,12 @@ def soft_loss(query, projection, key, bank, k, temperature, weighting="V0", bank
     return total / count
 
 
-def keep_probability(query, negative, key, a):
+def keep_probability(query: Any, negative: Any, key: Any, a: Any) -> Any:
     """Eq. 8."""
     return float(torch.exp(-a * (cosine(query, negative) - cosine(query, key)) ** 2))
 
 
-def in_batch_loss(z1, z2, temperature, mass):
+def in_batch_loss(z1: Any, z2: Any, temperature: Any, mass: Any) -> Any:
     """SimCLR's kin: each of the 2N anchors against the other view and both views of the other images."""
     total = 0.0
     for anchors, keys in ((z1, z2), (z2, z1)):
@@ -92,12 +104,12 @@ def in_batch_loss(z1, z2, temperature, mass):
     return total / (2 * len(z1))
 
 
-def sum_mass(positive, negatives):
+def sum_mass(positive: Any, negatives: Any) -> Any:
     return sum(negatives)
 
 
-def debiased_mass(temperature, tau):
-    def mass(positive, negatives):
+def debiased_mass(temperature: Any, tau: Any) -> Any:
+    def mass(positive: Any, negatives: Any) -> Any:
         n = len(negatives)
         estimate = (sum(negatives) - n * tau * positive) / (1 - tau)
         return torch.maximum(estimate, torch.as_tensor(n * math.exp(-1 / temperature), dtype=positive.dtype))
@@ -105,8 +117,8 @@ def debiased_mass(temperature, tau):
     return mass
 
 
-def hard_mass(temperature, tau, beta):
-    def mass(positive, negatives):
+def hard_mass(temperature: Any, tau: Any, beta: Any) -> Any:
+    def mass(positive: Any, negatives: Any) -> Any:
         n = len(negatives)
         weighted = sum(x ** (1 + beta) for x in negatives) / (sum(x**beta for x in negatives) / n)
         estimate = (weighted - n * tau * positive) / (1 - tau)
@@ -115,8 +127,8 @@ def hard_mass(temperature, tau, beta):
     return mass
 
 
-def bayesian_mass(tau, alpha, beta):
-    def mass(positive, negatives):
+def bayesian_mass(tau: Any, alpha: Any, beta: Any) -> Any:
+    def mass(positive: Any, negatives: Any) -> Any:
         total = 0.0
         for x in negatives:
             u = sum(y.item() <= x.item() for y in negatives) / len(negatives)
@@ -134,7 +146,7 @@ def bayesian_mass(tau, alpha, beta):
     return mass
 
 
-def bank_loss(query, key, bank, temperature):
+def bank_loss(query: Any, key: Any, bank: Any, temperature: Any) -> Any:
     """MoCo: the key against the bank, one direction."""
     total = 0.0
     for q, k in zip(query, key, strict=True):
@@ -144,7 +156,7 @@ def bank_loss(query, key, bank, temperature):
     return total / len(query)
 
 
-def nearest_loss(query, key, bank, temperature):
+def nearest_loss(query: Any, key: Any, bank: Any, temperature: Any) -> Any:
     """NNCLR: the key's nearest bank row against all predictions, one direction."""
     total = 0.0
     for i in range(len(query)):
@@ -154,7 +166,7 @@ def nearest_loss(query, key, bank, temperature):
     return total / len(query)
 
 
-def vicreg_loss(z1, z2):
+def vicreg_loss(z1: Any, z2: Any) -> Any:
     """VICReg with its published weights, dimension by dimension."""
     count, width = z1.shape
     loss = 25 * sum((a - b) ** 2 for a, b in zip(z1.flatten(), z2.flatten(), strict=True)) / (count * width)

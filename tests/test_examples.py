@@ -5,6 +5,7 @@ import statistics
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ import torch
 EXAMPLES = sorted((Path(__file__).parent.parent / "examples").glob("*.py"))
 
 
-def example(name):
+def example(name: Any) -> Any:
     path = next(path for path in EXAMPLES if path.stem == name)
     spec = importlib.util.spec_from_file_location(name, path)
     module = importlib.util.module_from_spec(spec)
@@ -21,17 +22,17 @@ def example(name):
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
-def test_they_are_short(path):
+def test_they_are_short(path: Any) -> None:
     assert len(path.read_text().splitlines()) <= 80
 
 
-def test_psm_in_plain_pytorch():
+def test_psm_in_plain_pytorch() -> None:
     losses = example("psm_in_plain_pytorch").main(images=256, epochs=2, batch_size=32)
     assert len(losses) == 16
     assert all(torch.isfinite(torch.tensor(losses)))
 
 
-def test_pnsm_in_your_simclr():
+def test_pnsm_in_your_simclr() -> None:
     module = example("pnsm_in_your_simclr")
     losses = module.main(steps=60)
     assert statistics.mean(losses[-5:]) < statistics.mean(losses[:5]) - 0.3
@@ -40,7 +41,7 @@ def test_pnsm_in_your_simclr():
     assert module.simclr(z1, z2, pnsm=50.0) < module.simclr(z1, z2)
 
 
-def test_a_twelfth_method(tmp_path, small):
+def test_a_twelfth_method(tmp_path: Path, small: dict[str, Any]) -> None:
     from psm.methods.registry import METHODS
 
     try:
@@ -53,7 +54,7 @@ def test_a_twelfth_method(tmp_path, small):
 
 
 @pytest.mark.slow
-def test_memory_at_batch_4096():
+def test_memory_at_batch_4096() -> None:
     """A batch of 4096 and a bank of a million rows within 4 GiB, measured in a process of its own."""
     script = Path(__file__).parent.parent / "benchmarks" / "memory.py"
     command = [sys.executable, str(script), "psm", "4096", "1000000"]

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from contextlib import nullcontext
 from copy import deepcopy
+from typing import Any
 
 import pytest
 import torch
@@ -18,11 +19,11 @@ from psm.models.heads import prediction_head, projection_head
 from psm.models.siamese import SiameseNetworks
 
 
-def unit(*shape, seed=0):
+def unit(*shape: Any, seed: Any = 0) -> Any:
     return normalize(torch.randn(shape, generator=torch.Generator().manual_seed(seed)), dim=1)
 
 
-def python(code, **environment):
+def python(code: Any, **environment: Any) -> Any:
     """What a new Python process prints, its environment changed."""
     result = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=os.environ | environment
@@ -31,7 +32,7 @@ def python(code, **environment):
 
 
 @compiled
-def test_topk_similarity_equals_its_definition():
+def test_topk_similarity_equals_its_definition() -> None:
     queries, rows = unit(256, 32, seed=1), unit(3000, 32)
     given = (queries, rows, 5, torch.arange(3000) % 400, torch.arange(256))
     assert ops.has_kernel(ops.topk_similarity, *given)
@@ -43,7 +44,7 @@ def test_topk_similarity_equals_its_definition():
 
 
 @compiled
-def test_logsumexp_similarity_equals_its_definition_in_value_and_gradient():
+def test_logsumexp_similarity_equals_its_definition_in_value_and_gradient() -> None:
     rows, results = unit(3000, 32), []
     queries = (unit(256, 32, seed=1) / 0.2).requires_grad_()
     assert ops.has_kernel(ops.logsumexp_similarity, queries, rows)
@@ -56,7 +57,7 @@ def test_logsumexp_similarity_equals_its_definition_in_value_and_gradient():
 
 @compiled
 @pytest.mark.parametrize("normalized", [True, False])
-def test_crop_color_equals_its_definition(normalized):
+def test_crop_color_equals_its_definition(normalized: Any) -> None:
     random = torch.Generator().manual_seed(0)
     images = torch.randint(0, 256, (20, 3, 24, 40), dtype=torch.uint8, generator=random)
     boxes = [torch.full((2, 20), float(x)) for x in (3, 5, 17, 30)]
@@ -73,7 +74,7 @@ def test_crop_color_equals_its_definition(normalized):
 
 
 @pytest.mark.parametrize("encoder", ["tiny", "resnet50"])
-def test_an_accelerated_network_equals_the_plain_one_in_value_gradient_and_statistics(encoder):
+def test_an_accelerated_network_equals_the_plain_one_in_value_gradient_and_statistics(encoder: Any) -> None:
     torch.manual_seed(0)
     network, images = factory.create_encoder(encoder, "cifar", 16).double(), torch.randn(8, 3, 16, 16).double()
     results = []
@@ -85,7 +86,7 @@ def test_an_accelerated_network_equals_the_plain_one_in_value_gradient_and_stati
     torch.testing.assert_close(*results)
 
 
-def test_acceleration_leaves_nothing_behind():
+def test_acceleration_leaves_nothing_behind() -> None:
     """Modules, their types and attributes, state dict and pickle are those of before, within the context and after."""
     network, images = factory.create_encoder("tiny", "cifar", 32), torch.randn(4, 3, 32, 32)
     before = {name: (type(module), set(vars(module))) for name, module in network.named_modules()}
@@ -103,14 +104,14 @@ def test_acceleration_leaves_nothing_behind():
     assert len(pickle.dumps(network)) > 0
 
 
-def test_acceleration_ends_with_an_error():
+def test_acceleration_ends_with_an_error() -> None:
     network = factory.create_encoder("tiny", "cifar", 32)
     with pytest.raises(RuntimeError, match="channels"), ops.accelerated(network, torch.device("cpu")):
         network(torch.randn(2, 5, 32, 32))
     assert not any("forward" in vars(module) for module in network.modules())
 
 
-def test_the_networks_of_training_are_accelerated(monkeypatch):
+def test_the_networks_of_training_are_accelerated(monkeypatch: pytest.MonkeyPatch) -> None:
     """Forward passes of both networks, online and target, ask for it."""
     asked, real = [], ops.accelerated
     monkeypatch.setattr(ops, "accelerated", lambda module, device: asked.append(device.type) or real(module, device))
@@ -121,8 +122,8 @@ def test_the_networks_of_training_are_accelerated(monkeypatch):
 
 
 @pytest.mark.parametrize("switch", ["context", "environment"])
-def test_switched_off_nothing_of_the_kernels_runs(monkeypatch, switch):
-    def fail(*given):
+def test_switched_off_nothing_of_the_kernels_runs(monkeypatch: pytest.MonkeyPatch, switch: Any) -> None:
+    def fail(*given: Any) -> None:
         raise AssertionError("a kernel was asked")
 
     for name in list(ops._definitions):
@@ -143,7 +144,7 @@ def test_switched_off_nothing_of_the_kernels_runs(monkeypatch, switch):
             network(torch.randn(2, 3, 32, 32))
 
 
-def test_disabled_within_acceleration_and_nested():
+def test_disabled_within_acceleration_and_nested() -> None:
     network, images = factory.create_encoder("tiny", "cifar", 32).eval(), torch.randn(64, 3, 32, 32)
     plain = network(images)
     with ops.accelerated(network, images.device), kernels.disabled():
@@ -158,11 +159,11 @@ IMPORTS = "ops losses.contrastive losses.functional mining.memory_bank models.si
 
 
 @pytest.mark.parametrize("module", IMPORTS.split())
-def test_the_core_imports_no_kernel(module):
+def test_the_core_imports_no_kernel(module: Any) -> None:
     assert python(f"import sys, psm.{module}; print([m for m in sys.modules if m.startswith('psm.kernels')])") == "[]"
 
 
-def test_kernels_load_with_the_first_operation_on_a_cpu():
+def test_kernels_load_with_the_first_operation_on_a_cpu() -> None:
     code = """
 import sys, torch
 from psm import ops
@@ -177,7 +178,7 @@ print(before, loaded())
     assert python(code, PSM_KERNELS="0") == "False False"
 
 
-def test_only_operations_can_be_registered():
+def test_only_operations_can_be_registered() -> None:
     with pytest.raises(KeyError, match="topk_similarity"):
         ops.register("topk", lambda *given: True, lambda *given: None)
 
@@ -192,7 +193,9 @@ def test_only_operations_can_be_registered():
         (True, 1, "DEFAULT", "PyTorch only, the CPU has no AVX2 (default)"),
     ],
 )
-def test_the_status_says_which_kernels_run_or_why_none(monkeypatch, native, parallel, capability, expected):
+def test_the_status_says_which_kernels_run_or_why_none(
+    monkeypatch: pytest.MonkeyPatch, native: Any, parallel: Any, capability: Any, expected: Any
+) -> None:
     monkeypatch.delenv("PSM_KERNELS", raising=False)
     monkeypatch.setattr(kernels.runtime, "_native", native)
     monkeypatch.setattr(kernels.runtime, "gomp_parallel", lambda: parallel)

@@ -8,6 +8,7 @@ import time
 import zlib
 from collections import namedtuple
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,7 +26,7 @@ SMALL = 1e-7  # GB: everything goes through the cache
 
 
 @pytest.fixture
-def root(tmp_path):
+def root(tmp_path: Path) -> Any:
     generator = np.random.default_rng(0)
     for kind in ("a", "b"):
         (tmp_path / "images" / kind).mkdir(parents=True)
@@ -36,16 +37,16 @@ def root(tmp_path):
     return tmp_path / "images"
 
 
-def read(root, cache, **settings):
+def read(root: Any, cache: Any, **settings: Any) -> Any:
     settings = {"memory": SMALL, "size": 8} | settings
     return load_dataset(str(root), ImagesConfig(cache=str(cache), **settings), progress=False)
 
 
-def entries(cache):
+def entries(cache: Any) -> Any:
     return sorted(path.name for path in cache.iterdir() if path.is_dir())
 
 
-def assert_same(one, other):
+def assert_same(one: Any, other: Any) -> None:
     for part, expected in ((one.train, other.train), (one.test, other.test)):
         everything = torch.arange(len(expected))
         assert len(part) == len(expected)
@@ -54,7 +55,7 @@ def assert_same(one, other):
     assert (one.classes, one.unreadable) == (other.classes, other.unreadable)
 
 
-def test_equal_to_memory_and_built_once(root, tmp_path, monkeypatch):
+def test_equal_to_memory_and_built_once(root: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cache = tmp_path / "cache"
     in_memory = read(root, cache, memory=1.0)
     assert not cache.exists()
@@ -68,7 +69,7 @@ def test_equal_to_memory_and_built_once(root, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["shapes", "cifar"])
-def test_other_sources_use_it_too(tmp_path, name):
+def test_other_sources_use_it_too(tmp_path: Path, name: str) -> None:
     if name == "cifar":
         folder = tmp_path / "cifar-10-batches-bin"
         folder.mkdir()
@@ -83,7 +84,7 @@ def test_other_sources_use_it_too(tmp_path, name):
     assert_same(mapped, load_dataset(name, ImagesConfig(**settings), progress=False))
 
 
-def test_changed_files_and_sizes_are_rebuilt(root, tmp_path):
+def test_changed_files_and_sizes_are_rebuilt(root: Any, tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     before = read(root, cache)
     Image.new("RGB", (12, 12), (9, 9, 9)).save(root / "a" / "00.png")
@@ -100,7 +101,7 @@ HARMS = ["shorten", "no manifest", "bad manifest", "changed manifest", "no check
 
 
 @pytest.mark.parametrize("harm", HARMS)
-def test_a_damaged_entry_is_rebuilt(root, tmp_path, harm):
+def test_a_damaged_entry_is_rebuilt(root: Any, tmp_path: Path, harm: Any) -> None:
     cache = tmp_path / "cache"
     read(root, cache)
     for name in entries(cache):
@@ -121,14 +122,14 @@ def test_a_damaged_entry_is_rebuilt(root, tmp_path, harm):
     assert_same(read(root, cache), read(root, cache, memory=1.0))
 
 
-def overwrite(file, offset, content):
+def overwrite(file: Any, offset: Any, content: Any) -> None:
     with file.open("r+b") as handle:
         handle.seek(offset)
         handle.write(content)
 
 
 @pytest.mark.parametrize("harm", ["zeros", "one bit"])
-def test_damaged_pixels_are_refused_when_first_read(root, tmp_path, harm):
+def test_damaged_pixels_are_refused_when_first_read(root: Any, tmp_path: Path, harm: Any) -> None:
     """Only the damaged image is: verifying reads nothing that is not asked for."""
     cache = tmp_path / "cache"
     before = read(root, cache)
@@ -149,7 +150,7 @@ def test_damaged_pixels_are_refused_when_first_read(root, tmp_path, harm):
     assert_same(read(root, cache), read(root, cache, memory=1.0))
 
 
-def test_each_image_is_verified_once(root, tmp_path, monkeypatch):
+def test_each_image_is_verified_once(root: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     read(root, tmp_path / "cache")
     verified = []
     crc32 = zlib.crc32
@@ -160,7 +161,7 @@ def test_each_image_is_verified_once(root, tmp_path, monkeypatch):
     assert len(verified) == 2
 
 
-def test_a_mapped_store_is_pickled_by_the_name_of_its_file(root, tmp_path):
+def test_a_mapped_store_is_pickled_by_the_name_of_its_file(root: Any, tmp_path: Path) -> None:
     """Another process maps the file, rather than receiving all of its pixels."""
     train = read(root, tmp_path / "cache").train
     sent = pickle.dumps(train)
@@ -170,8 +171,8 @@ def test_a_mapped_store_is_pickled_by_the_name_of_its_file(root, tmp_path):
     assert torch.equal(again.take(torch.arange(len(train))), train.take(torch.arange(len(train))))
 
 
-def test_a_failed_build_leaves_nothing(tmp_path):
-    def chunks():
+def test_a_failed_build_leaves_nothing(tmp_path: Path) -> None:
+    def chunks() -> Any:
         yield np.zeros((3, 3, 8, 8), dtype=np.uint8), []
         raise KeyboardInterrupt
 
@@ -180,7 +181,7 @@ def test_a_failed_build_leaves_nothing(tmp_path):
     assert entries(tmp_path) == []
 
 
-def test_a_full_disk_is_refused_before_any_work(root, tmp_path, monkeypatch):
+def test_a_full_disk_is_refused_before_any_work(root: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     usage = namedtuple("usage", "total used free")(10**9, 10**9, 100)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
     monkeypatch.setattr(decode, "decode", None)
@@ -189,8 +190,8 @@ def test_a_full_disk_is_refused_before_any_work(root, tmp_path, monkeypatch):
     assert entries(tmp_path / "cache") == []
 
 
-def test_a_disk_that_fills_up_on_the_way(tmp_path):
-    def chunks():
+def test_a_disk_that_fills_up_on_the_way(tmp_path: Path) -> None:
+    def chunks() -> Any:
         raise OSError(28, "No space left on device")
         yield
 
@@ -199,16 +200,16 @@ def test_a_disk_that_fills_up_on_the_way(tmp_path):
     assert entries(tmp_path) == []
 
 
-def test_a_cache_folder_that_cannot_be_made(root, tmp_path):
+def test_a_cache_folder_that_cannot_be_made(root: Any, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(UserError, match=r"cannot be made.*images.cache"):
         read(root, tmp_path / "file" / "cache")
 
 
-def build(root, cache, slow):
+def build(root: Any, cache: Any, slow: Any) -> None:
     quick = decode.decode
 
-    def dawdle(path, size):
+    def dawdle(path: Any, size: Any) -> Any:
         time.sleep(slow)
         return quick(path, size)
 
@@ -216,30 +217,30 @@ def build(root, cache, slow):
     read(root, cache)
 
 
-def start_build(root, cache, slow):
+def start_build(root: Any, cache: Any, slow: Any) -> Any:
     process = FORK.Process(target=build, args=(root, cache, slow), daemon=True)
     process.start()
     return process
 
 
-def finish(process):
+def finish(process: Any) -> Any:
     process.join(timeout=60)
     return process.exitcode
 
 
-def wait_for(condition):
+def wait_for(condition: Any) -> None:
     limit = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < limit
         time.sleep(0.02)
 
 
-def parts(cache: Path):
+def parts(cache: Path) -> Any:
     return list(cache.glob("*.part"))
 
 
 @needs_fork
-def test_a_killed_build_is_repeated_from_scratch(root, tmp_path):
+def test_a_killed_build_is_repeated_from_scratch(root: Any, tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     process = start_build(root, cache, slow=1.0)
     wait_for(lambda: parts(cache))
@@ -252,7 +253,7 @@ def test_a_killed_build_is_repeated_from_scratch(root, tmp_path):
 
 
 @needs_fork
-def test_two_processes_at_once_build_one_entry(root, tmp_path):
+def test_two_processes_at_once_build_one_entry(root: Any, tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     processes = [start_build(root, cache, slow=0.01) for _ in range(2)]
     for process in processes:
@@ -262,7 +263,7 @@ def test_two_processes_at_once_build_one_entry(root, tmp_path):
 
 
 @needs_fork
-def test_a_build_under_way_is_not_taken_for_a_leftover(root, tmp_path):
+def test_a_build_under_way_is_not_taken_for_a_leftover(root: Any, tmp_path: Path) -> None:
     """Another set, built meanwhile, cleans up after dead builds but spares the living."""
     cache = tmp_path / "cache"
     process = start_build(root, cache, slow=0.05)

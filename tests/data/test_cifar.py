@@ -5,6 +5,8 @@ import io
 import os
 import pickle
 import tracemalloc
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,10 +23,10 @@ NAMES = [f"kind {number}" for number in range(10)]
 HUNDRED = [f"fine {number}" for number in range(100)]
 
 
-def python2_pickle(value):
+def python2_pickle(value: Any) -> Any:
     """Protocol 2 as Python 2 wrote it: text as byte strings, arrays through numpy.core.multiarray."""
 
-    def text(data):
+    def text(data: Any) -> Any:
         return b"T" + len(data).to_bytes(4, "little") + data
 
     if isinstance(value, dict):
@@ -43,11 +45,11 @@ def python2_pickle(value):
     return start + b"(K\1(" + shape + b"t" + kind + b"\x89" + text(value.tobytes()) + b"tb"
 
 
-def dump_python2(value):
+def dump_python2(value: Any) -> Any:
     return b"\x80\x02" + python2_pickle(value) + b"."
 
 
-def write_ten(root, dump=dump_python2):
+def write_ten(root: Any, dump: Any = dump_python2) -> Any:
     folder = root / "cifar-10-batches-py"
     folder.mkdir(parents=True)
     for number in range(5):
@@ -59,7 +61,7 @@ def write_ten(root, dump=dump_python2):
     return folder
 
 
-def write_hundred(root, dump=dump_python2):
+def write_hundred(root: Any, dump: Any = dump_python2) -> Any:
     folder = root / "cifar-100-python"
     folder.mkdir(parents=True)
     for name, rows in (("train", slice(0, 50)), ("test", slice(50, 60))):
@@ -69,7 +71,7 @@ def write_hundred(root, dump=dump_python2):
     return folder
 
 
-def write_binary(root):
+def write_binary(root: Any) -> Any:
     ten, hundred = root / "cifar-10-batches-bin", root / "cifar-100-binary"
     ten.mkdir()
     hundred.mkdir()
@@ -86,11 +88,11 @@ def write_binary(root):
     return ten, hundred
 
 
-def read(name, root, **settings):
+def read(name: Any, root: Any, **settings: Any) -> Any:
     return load_dataset(name, ImagesConfig(root=str(root), download=False, **settings), progress=False)
 
 
-def check(data, labels, names):
+def check(data: Any, labels: Any, names: Any) -> None:
     assert data.classes == tuple(names)
     train, test = (part.take(torch.arange(len(part))).numpy() for part in (data.train, data.test))
     assert np.array_equal(train, IMAGES[:50].reshape(-1, 3, 32, 32))
@@ -104,7 +106,7 @@ DUMPS = [dump_python2, *(lambda value, protocol=protocol: pickle.dumps(value, pr
 
 
 @pytest.mark.parametrize("dump", DUMPS)
-def test_python_layouts_in_every_protocol(tmp_path, dump):
+def test_python_layouts_in_every_protocol(tmp_path: Path, dump: Any) -> None:
     ten, hundred = write_ten(tmp_path, dump), write_hundred(tmp_path, dump)
     check(read("cifar10", tmp_path), LABELS, NAMES)
     check(read("cifar10", ten), LABELS, NAMES)
@@ -113,14 +115,14 @@ def test_python_layouts_in_every_protocol(tmp_path, dump):
     check(load_dataset(str(hundred), progress=False), FINE, HUNDRED)
 
 
-def test_keys_as_bytes_labels_as_an_array_and_columns_first(tmp_path):
+def test_keys_as_bytes_labels_as_an_array_and_columns_first(tmp_path: Path) -> None:
     folder = write_ten(tmp_path)
     batch = {b"data": np.asfortranarray(IMAGES[:10]), b"labels": np.array(LABELS[:10])}
     (folder / "data_batch_1").write_bytes(pickle.dumps(batch))
     check(read("cifar10", tmp_path), LABELS, NAMES)
 
 
-def test_binary_layouts(tmp_path):
+def test_binary_layouts(tmp_path: Path) -> None:
     ten, hundred = write_binary(tmp_path)
     for place in (tmp_path, ten):
         check(read("cifar10", place), LABELS, NAMES)
@@ -129,7 +131,7 @@ def test_binary_layouts(tmp_path):
     check(load_dataset(str(hundred), progress=False), FINE, HUNDRED)
 
 
-def test_a_path_that_holds_one_published_folder(tmp_path):
+def test_a_path_that_holds_one_published_folder(tmp_path: Path) -> None:
     write_ten(tmp_path)
     check(load_dataset(str(tmp_path), progress=False), LABELS, NAMES)
     (tmp_path / "holiday").mkdir()  # now the path could mean either
@@ -137,7 +139,7 @@ def test_a_path_that_holds_one_published_folder(tmp_path):
         load_dataset(str(tmp_path), progress=False)
 
 
-def test_limit_and_size(tmp_path):
+def test_limit_and_size(tmp_path: Path) -> None:
     write_ten(tmp_path)
     data = read("cifar10", tmp_path, limit=20, size=16)
     assert torch.bincount(data.train.labels).tolist() == [2] * 10
@@ -147,7 +149,7 @@ def test_limit_and_size(tmp_path):
     assert torch.corrcoef(torch.stack([exact.mean((2, 3)).flatten(), coarse.mean((2, 3)).flatten()]))[0, 1] > 0.95
 
 
-def test_truncated_files(tmp_path):
+def test_truncated_files(tmp_path: Path) -> None:
     folder = write_ten(tmp_path)
     whole = (folder / "data_batch_2").read_bytes()
     for length in (0, 1, 50, 1000, len(whole) - 1):
@@ -178,7 +180,7 @@ def test_truncated_files(tmp_path):
         ([1, 2], "no dictionary"),
     ],
 )
-def test_contents_are_checked(tmp_path, batch, reason):
+def test_contents_are_checked(tmp_path: Path, batch: Any, reason: Any) -> None:
     folder = write_ten(tmp_path)
     (folder / "data_batch_3").write_bytes(pickle.dumps(batch))
     with pytest.raises(UserError, match=reason):
@@ -188,10 +190,10 @@ def test_contents_are_checked(tmp_path, batch, reason):
 class Call:
     """Pickles to a call of any function with any arguments."""
 
-    def __init__(self, function, *arguments):
+    def __init__(self, function: Any, *arguments: Any) -> None:
         self.call = (function, arguments)
 
-    def __reduce__(self):
+    def __reduce__(self) -> Any:
         return self.call
 
 
@@ -215,7 +217,9 @@ HOSTILE = [
 
 @pytest.mark.parametrize("protocol", [0, 2, 4, 5])
 @pytest.mark.parametrize("number", range(len(HOSTILE)))
-def test_hostile_pickles_are_refused_and_do_not_run(tmp_path, monkeypatch, number, protocol):
+def test_hostile_pickles_are_refused_and_do_not_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: Any, protocol: Any
+) -> None:
     monkeypatch.chdir(tmp_path)
     folder = write_ten(tmp_path)
     (folder / "data_batch_1").write_bytes(pickle.dumps({"data": HOSTILE[number], "labels": LABELS[:10]}, protocol))
@@ -244,7 +248,7 @@ RAW = {
 
 
 @pytest.mark.parametrize("what", RAW)
-def test_malformed_pickles_are_refused(tmp_path, what):
+def test_malformed_pickles_are_refused(tmp_path: Path, what: Any) -> None:
     content = RAW[what]
     (tmp_path / "file").write_bytes(
         content if content.endswith(b".") or what == "noise" else b"\x80\x02" + content + b"."
@@ -253,7 +257,7 @@ def test_malformed_pickles_are_refused(tmp_path, what):
         safe_pickle.read(tmp_path / "file")
 
 
-def test_claimed_sizes_take_no_memory(tmp_path):
+def test_claimed_sizes_take_no_memory(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"\x80\x02Nr\xff\xff\xff\xff.")  # a memo index of 2**32 - 1
     tracemalloc.start()
     assert safe_pickle.read(tmp_path / "file") is None
@@ -262,14 +266,14 @@ def test_claimed_sizes_take_no_memory(tmp_path):
     assert peak < 1_000_000
 
 
-def test_a_huge_file_is_not_read(tmp_path):
+def test_a_huge_file_is_not_read(tmp_path: Path) -> None:
     with (tmp_path / "file").open("wb") as file:
         file.truncate(2_000_000_000)  # sparse: takes no room
     with pytest.raises(UserError, match="larger than"):
         safe_pickle.read(tmp_path / "file")
 
 
-def test_the_reader_is_the_same_after_an_attack(tmp_path):
+def test_the_reader_is_the_same_after_an_attack(tmp_path: Path) -> None:
     for content in RAW.values():
         (tmp_path / "file").write_bytes(content)
         with pytest.raises(UserError):
@@ -278,6 +282,6 @@ def test_the_reader_is_the_same_after_an_attack(tmp_path):
     check(read("cifar10", tmp_path), LABELS, NAMES)
 
 
-def test_scalars_of_numpy_are_numbers(tmp_path):
+def test_scalars_of_numpy_are_numbers(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(pickle.dumps([np.int64(-5), np.uint8(200), np.float32(0.5)]))
     assert safe_pickle.read(tmp_path / "file") == [-5, 200, 0.5]

@@ -7,6 +7,8 @@ import tarfile
 import threading
 import zipfile
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,7 +26,7 @@ MD5 = "md5:" + hashlib.md5(CONTENT).hexdigest()
 class Server:
     """Serves one content; ``drop`` ends every answer after so many bytes, ``stall`` never answers."""
 
-    def __init__(self, content=CONTENT):
+    def __init__(self, content: Any = CONTENT) -> None:
         self.content, self.ranges, self.drop, self.status, self.stall = content, True, None, None, False
         self.asked = []
         self.release = threading.Event()
@@ -33,14 +35,14 @@ class Server:
         threading.Thread(target=self._http.serve_forever, args=(0.01,), daemon=True).start()
         self.url = f"http://127.0.0.1:{self._http.server_port}/file.tar.gz"
 
-    def close(self):
+    def close(self) -> None:
         self.release.set()
         self._http.shutdown()
         self._http.server_close()
 
-    def _handler(owner):
+    def _handler(owner: Any) -> Any:
         class Handler(BaseHTTPRequestHandler):
-            def do_GET(self):
+            def do_GET(self) -> None:
                 wanted = self.headers.get("Range")
                 owner.asked.append(wanted)
                 if owner.stall:
@@ -63,76 +65,76 @@ class Server:
                 self.end_headers()
                 self.wfile.write(owner.content[start:][: owner.drop])
 
-            def log_message(self, *arguments):
+            def log_message(self, *arguments: Any) -> None:
                 pass
 
         return Handler
 
 
 @pytest.fixture
-def server(monkeypatch):
+def server(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setenv("no_proxy", "*")
     one = Server()
     yield one
     one.close()
 
 
-def test_a_plain_download(server, tmp_path):
+def test_a_plain_download(server: Any, tmp_path: Path) -> None:
     download.fetch(server.url, tmp_path / "x", MD5, progress=False)
     assert (tmp_path / "x").read_bytes() == CONTENT
     assert [file.name for file in tmp_path.iterdir()] == ["x"]
     download.fetch(server.url, tmp_path / "y", "sha256:" + hashlib.sha256(CONTENT).hexdigest(), progress=False)
 
 
-def test_a_part_is_resumed(server, tmp_path):
+def test_a_part_is_resumed(server: Any, tmp_path: Path) -> None:
     (tmp_path / "x.part").write_bytes(CONTENT[:123_456])
     download.fetch(server.url, tmp_path / "x", MD5, progress=False)
     assert server.asked == ["bytes=123456-"]
     assert (tmp_path / "x").read_bytes() == CONTENT
 
 
-def test_a_server_without_ranges_begins_again(server, tmp_path):
+def test_a_server_without_ranges_begins_again(server: Any, tmp_path: Path) -> None:
     server.ranges = False
     (tmp_path / "x.part").write_bytes(b"?" * 1000)
     download.fetch(server.url, tmp_path / "x", MD5, progress=False)
     assert (tmp_path / "x").read_bytes() == CONTENT
 
 
-def test_a_part_that_is_complete_needs_nothing_more(server, tmp_path):
+def test_a_part_that_is_complete_needs_nothing_more(server: Any, tmp_path: Path) -> None:
     (tmp_path / "x.part").write_bytes(CONTENT)
     download.fetch(server.url, tmp_path / "x", MD5, progress=False)
     assert (tmp_path / "x").read_bytes() == CONTENT
 
 
-def test_a_part_longer_than_the_file_is_thrown_away(server, tmp_path):
+def test_a_part_longer_than_the_file_is_thrown_away(server: Any, tmp_path: Path) -> None:
     (tmp_path / "x.part").write_bytes(CONTENT + b"more")
     download.fetch(server.url, tmp_path / "x", MD5, progress=False)
     assert server.asked == [f"bytes={len(CONTENT) + 4}-", None]
     assert (tmp_path / "x").read_bytes() == CONTENT
 
 
-def test_a_dropped_connection_is_taken_up_where_it_broke(server, tmp_path):
+def test_a_dropped_connection_is_taken_up_where_it_broke(server: Any, tmp_path: Path) -> None:
     server.drop = 300_000
     download.fetch(server.url, tmp_path / "x", MD5, progress=False)
     assert server.asked == [None, "bytes=300000-", "bytes=600000-"]
     assert (tmp_path / "x").read_bytes() == CONTENT
 
 
-def test_a_server_that_always_drops_at_the_same_place_ends_with_a_reason(server, tmp_path):
+def test_a_server_that_always_drops_at_the_same_place_ends_with_a_reason(server: Any, tmp_path: Path) -> None:
     server.drop, server.ranges = 300_000, False
     with pytest.raises(UserError, match=r"broke off.*300,000 bytes are kept.*put it as"):
         download.fetch(server.url, tmp_path / "x", MD5, progress=False)
     assert [file.name for file in tmp_path.iterdir()] == ["x.part"]
 
 
-def test_a_wrong_checksum_deletes_the_file(server, tmp_path):
+def test_a_wrong_checksum_deletes_the_file(server: Any, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"arrived damaged, its md5 is not 0000.*deleted"):
         download.fetch(server.url, tmp_path / "x", "md5:" + "0" * 32, progress=False)
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("status", [404, 403, 500])
-def test_a_refusal_is_reported(server, tmp_path, status):
+def test_a_refusal_is_reported(server: Any, tmp_path: Path, status: Any) -> None:
     server.status = status
     with pytest.raises(UserError, match=f"the server says {status}"):
         download.fetch(server.url, tmp_path / "x", MD5, progress=False)
@@ -140,20 +142,20 @@ def test_a_refusal_is_reported(server, tmp_path, status):
     assert len(server.asked) == 1
 
 
-def test_a_server_that_never_answers(server, tmp_path, monkeypatch):
+def test_a_server_that_never_answers(server: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(download, "TIMEOUT", 0.2)
     server.stall = True
     with pytest.raises(UserError, match="timed out"):
         download.fetch(server.url, tmp_path / "x", MD5, progress=False)
 
 
-def closed_url():
+def closed_url() -> Any:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return f"http://127.0.0.1:{probe.getsockname()[1]}/set.tar.gz"
 
 
-def test_offline_says_where_from_and_where_to(tmp_path, monkeypatch):
+def test_offline_says_where_from_and_where_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("no_proxy", "*")
     archive = Archive(closed_url(), MD5, "set")
     with pytest.raises(UserError) as caught:
@@ -162,7 +164,7 @@ def test_offline_says_where_from_and_where_to(tmp_path, monkeypatch):
         assert text in str(caught.value)
 
 
-def test_without_download_it_says_where_to_put_the_files(tmp_path):
+def test_without_download_it_says_where_to_put_the_files(tmp_path: Path) -> None:
     for name in ("cifar10", "cifar100", "tiny-imagenet"):
         with pytest.raises(UserError, match=r"images.download is off; put http") as caught:
             load_dataset(name, ImagesConfig(root=str(tmp_path / "data"), download=False), progress=False)
@@ -170,7 +172,7 @@ def test_without_download_it_says_where_to_put_the_files(tmp_path):
     assert not (tmp_path / "data").exists()
 
 
-def tar(members):
+def tar(members: Any) -> Any:
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w:gz") as archive:
         for name, content in members.items():
@@ -184,7 +186,7 @@ def tar(members):
     return buffer.getvalue()
 
 
-def zipped(members):
+def zipped(members: Any) -> Any:
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as archive:
         for name, content in members.items():
@@ -192,12 +194,12 @@ def zipped(members):
     return buffer.getvalue()
 
 
-def visible(folder):
+def visible(folder: Any) -> Any:
     return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if not path.name.startswith("."))
 
 
 @pytest.mark.parametrize("pack", [tar, zipped])
-def test_install_downloads_unpacks_and_clears_up(server, tmp_path, pack):
+def test_install_downloads_unpacks_and_clears_up(server: Any, tmp_path: Path, pack: Any) -> None:
     server.content = pack({"set/one.txt": b"1", "set/deep/two.txt": b"2"})
     archive = Archive(server.url, "md5:" + hashlib.md5(server.content).hexdigest(), "set")
     root = tmp_path / "data"
@@ -208,7 +210,7 @@ def test_install_downloads_unpacks_and_clears_up(server, tmp_path, pack):
     assert len(server.asked) == 1
 
 
-def test_an_archive_put_there_by_hand_is_used_and_kept(tmp_path):
+def test_an_archive_put_there_by_hand_is_used_and_kept(tmp_path: Path) -> None:
     content = tar({"set/one.txt": b"1"})
     (tmp_path / "set.tar.gz").write_bytes(content)
     archive = Archive("http://nowhere.invalid/set.tar.gz", "md5:" + hashlib.md5(content).hexdigest(), "set")
@@ -216,7 +218,7 @@ def test_an_archive_put_there_by_hand_is_used_and_kept(tmp_path):
     assert visible(tmp_path) == ["set", "set.tar.gz", "set/one.txt"]
 
 
-def test_a_wrong_archive_put_there_by_hand_is_refused_but_not_deleted(tmp_path):
+def test_a_wrong_archive_put_there_by_hand_is_refused_but_not_deleted(tmp_path: Path) -> None:
     (tmp_path / "set.tar.gz").write_bytes(b"something else")
     with pytest.raises(UserError, match="not the published archive"):
         download.install(Archive("http://nowhere.invalid/set.tar.gz", MD5, "set"), tmp_path, progress=False)
@@ -246,7 +248,7 @@ def test_a_wrong_archive_put_there_by_hand_is_refused_but_not_deleted(tmp_path):
         "no archive",
     ],
 )
-def test_archives_that_are_refused_leave_nothing(tmp_path, content):
+def test_archives_that_are_refused_leave_nothing(tmp_path: Path, content: Any) -> None:
     root = tmp_path / "data"
     root.mkdir()
     (tmp_path / "file").write_bytes(content)
@@ -256,7 +258,7 @@ def test_archives_that_are_refused_leave_nothing(tmp_path, content):
     assert visible(tmp_path) == ["data", "file"]
 
 
-def test_a_place_that_cannot_be_written(tmp_path):
+def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(UserError, match=r"set images\.root"):
         download.install(
@@ -264,7 +266,7 @@ def test_a_place_that_cannot_be_written(tmp_path):
         )
 
 
-def test_a_named_set_is_fetched_when_missing(server, tmp_path, monkeypatch):
+def test_a_named_set_is_fetched_when_missing(server: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """From the name to the images, over the network."""
     names = [f"data_batch_{number}.bin" for number in range(1, 6)] + ["test_batch.bin"]
     members = {f"cifar-10-batches-bin/{name}": bytes(3073) * 2 for name in names}

@@ -1,5 +1,8 @@
 """Map-style torch datasets as image stores: every kind of item, and what is refused."""
 
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -15,14 +18,14 @@ from psm.utils.errors import UserError
 class Items(Dataset):
     """A dataset of given items."""
 
-    def __init__(self, *items):
+    def __init__(self, *items: Any) -> None:
         self.items = items
         self.reads = []
 
-    def __len__(self):
+    def __len__(self) -> Any:
         return len(self.items)
 
-    def __getitem__(self, index):
+    def __getitem__(self, index: Any) -> Any:
         self.reads.append(index)
         return self.items[index]
 
@@ -31,7 +34,7 @@ SQUARE = np.random.default_rng(0).integers(0, 256, (16, 16, 3), dtype=np.uint8)
 STORED = SQUARE.transpose(2, 0, 1)
 
 
-def load(*items, **images):
+def load(*items: Any, **images: Any) -> Any:
     return from_torch(Items(*items), ImagesConfig(**{"size": 16, **images}), progress=False)
 
 
@@ -49,7 +52,7 @@ def load(*items, **images):
     ids=["array", "channels first", "PIL", "tensor", "float tensor", "float array", "RGBA"],
 )
 @pytest.mark.parametrize("labeled", [False, True])
-def test_every_kind_of_image_gives_the_same_pixels(item, labeled):
+def test_every_kind_of_image_gives_the_same_pixels(item: Any, labeled: Any) -> None:
     data = load(*[(item, 0)] * 3 if labeled else [item] * 3)
     assert data.name == "Items"
     assert np.array_equal(data.train.take(torch.arange(3)), np.stack([STORED] * 3))
@@ -58,12 +61,12 @@ def test_every_kind_of_image_gives_the_same_pixels(item, labeled):
 @pytest.mark.parametrize(
     "item", [SQUARE[:, :, 0], SQUARE[:, :, :1], torch.from_numpy(STORED[:1].copy()), Image.fromarray(SQUARE[:, :, 0])]
 )
-def test_gray_images_become_three_equal_channels(item):
+def test_gray_images_become_three_equal_channels(item: Any) -> None:
     stored = load(item, item).train.take(torch.tensor([0]))[0].numpy()
     assert np.array_equal(stored, np.stack([SQUARE[:, :, 0]] * 3))
 
 
-def test_images_are_cropped_to_the_center_and_resized_as_folders_are(tmp_path):
+def test_images_are_cropped_to_the_center_and_resized_as_folders_are(tmp_path: Path) -> None:
     wide = np.random.default_rng(1).integers(0, 256, (40, 60, 3), dtype=np.uint8)
     for number in range(2):
         Image.fromarray(wide).save(tmp_path / f"{number}.png")
@@ -74,7 +77,7 @@ def test_images_are_cropped_to_the_center_and_resized_as_folders_are(tmp_path):
     assert from_torch(Items(wide, wide), progress=False).size == 40
 
 
-def test_each_item_is_read_once_where_the_size_is_given():
+def test_each_item_is_read_once_where_the_size_is_given() -> None:
     items = Items(*[SQUARE] * 5)
     from_torch(items, ImagesConfig(size=16), progress=False)
     assert items.reads == [0, 1, 2, 3, 4]
@@ -84,7 +87,7 @@ def test_each_item_is_read_once_where_the_size_is_given():
 
 
 @pytest.mark.parametrize("kind", [int, np.int64, torch.tensor])
-def test_labels_are_kept_and_a_share_held_out(kind):
+def test_labels_are_kept_and_a_share_held_out(kind: Any) -> None:
     items = Items(*[(np.full((16, 16, 3), i % 2, np.uint8), kind(i % 2)) for i in range(20)])
     items.classes = ["cat", "dog"]
     data = from_torch(items, ImagesConfig(size=16), progress=False)
@@ -99,27 +102,27 @@ def test_labels_are_kept_and_a_share_held_out(kind):
 
 
 @pytest.mark.parametrize("label", ["cat", 0.5, -1, True, torch.zeros(3), {"box": 1}])
-def test_labels_that_are_no_classes_are_left_out(caplog, label):
+def test_labels_that_are_no_classes_are_left_out(caplog: pytest.LogCaptureFixture, label: Any) -> None:
     data = load((SQUARE, label), (SQUARE, label))
     assert data.train.labels is None
     assert "Items is taken as unlabeled: its labels are not whole numbers" in caplog.text
 
 
 class Stream(IterableDataset):
-    def __iter__(self):
+    def __iter__(self) -> Any:
         yield SQUARE
 
 
 class Unsized(Dataset):
-    def __getitem__(self, index):
+    def __getitem__(self, index: Any) -> Any:
         return SQUARE
 
 
 class Failing(Dataset):
-    def __len__(self):
+    def __len__(self) -> Any:
         return 3
 
-    def __getitem__(self, index):
+    def __getitem__(self, index: Any) -> None:
         raise OSError("disk on fire")
 
 
@@ -144,19 +147,19 @@ class Failing(Dataset):
         (Items(torch.zeros(3, 16, 16, dtype=torch.int64)), "of type int64: give uint8"),
     ],
 )
-def test_what_is_no_dataset_of_images_is_refused(dataset, says):
+def test_what_is_no_dataset_of_images_is_refused(dataset: Any, says: str) -> None:
     with pytest.raises(UserError, match=says):
         from_torch(dataset, ImagesConfig(size=16), progress=False)
 
 
-def test_more_than_memory_is_refused_before_it_is_read():
+def test_more_than_memory_is_refused_before_it_is_read() -> None:
     items = Items(*[SQUARE] * 5)
     with pytest.raises(UserError, match=r"needs 0\.0 GB in memory at 16 pixels, more than images\.memory=1e-06"):
         from_torch(items, ImagesConfig(size=16, memory=1e-6), progress=False)
     assert items.reads == []
 
 
-def test_a_torch_dataset_trains_resumes_and_is_scored(tmp_path, small):
+def test_a_torch_dataset_trains_resumes_and_is_scored(tmp_path: Path, small: dict[str, Any]) -> None:
     """As the same images given as a tensor do, where there are no labels to hold out for."""
     del small["data"]
     pixels = torch.randint(0, 256, (64, 3, 16, 16), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))

@@ -2,6 +2,8 @@
 
 import os
 import shutil
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,21 +15,21 @@ from psm.data import decode, image_folder, load_dataset
 from psm.utils.errors import UserError
 
 
-def paint(path, value=0, size=(32, 32)):
+def paint(path: Any, value: Any = 0, size: Any = (32, 32)) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     Image.new("RGB", size, (value, value, value)).save(path)
 
 
-def values(images):
+def values(images: Any) -> Any:
     """One gray value an image, which tells the tests which file it is."""
     return images.take(torch.arange(len(images)))[:, 0, 0, 0].tolist()
 
 
-def read(root, **settings):
+def read(root: Any, **settings: Any) -> Any:
     return load_dataset(str(root), ImagesConfig(**settings), progress=False)
 
 
-def test_a_flat_folder_is_unlabeled_and_trains_whole(tmp_path):
+def test_a_flat_folder_is_unlabeled_and_trains_whole(tmp_path: Path) -> None:
     for number in (3, 1, 2):
         paint(tmp_path / f"{number}.png", number)
     data = read(tmp_path)
@@ -36,7 +38,7 @@ def test_a_flat_folder_is_unlabeled_and_trains_whole(tmp_path):
     assert data.name == tmp_path.name
 
 
-def test_class_folders_hold_out_a_share_of_each(tmp_path):
+def test_class_folders_hold_out_a_share_of_each(tmp_path: Path) -> None:
     for label, name in enumerate(("cat", "dog")):
         for number in range(20):
             paint(tmp_path / name / "deeper" / f"{number:02}.png", 100 * label + number)
@@ -50,7 +52,7 @@ def test_class_folders_hold_out_a_share_of_each(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["test", "val", "valid", "validation"])
-def test_splits(tmp_path, name):
+def test_splits(tmp_path: Path, name: str) -> None:
     for label, kind in enumerate(("a", "b")):
         paint(tmp_path / "train" / kind / "x.png", 10 + label)
         paint(tmp_path / name / kind / "x.png", 20 + label)
@@ -59,7 +61,7 @@ def test_splits(tmp_path, name):
     assert (values(data.test), data.test.labels.tolist()) == ([20, 21], [0, 1])
 
 
-def test_an_unlabeled_test_folder_is_passed_over_for_a_labeled_val(tmp_path):
+def test_an_unlabeled_test_folder_is_passed_over_for_a_labeled_val(tmp_path: Path) -> None:
     for label, kind in enumerate(("a", "b")):
         paint(tmp_path / "train" / kind / "x.png", 10 + label)
         paint(tmp_path / "val" / kind / "x.png", 20 + label)
@@ -67,21 +69,21 @@ def test_an_unlabeled_test_folder_is_passed_over_for_a_labeled_val(tmp_path):
     assert values(read(tmp_path).test) == [20, 21]
 
 
-def test_a_test_split_with_one_of_the_classes_keeps_their_numbers(tmp_path):
+def test_a_test_split_with_one_of_the_classes_keeps_their_numbers(tmp_path: Path) -> None:
     for label, kind in enumerate(("a", "b")):
         paint(tmp_path / "train" / kind / "x.png", label)
     paint(tmp_path / "test" / "b" / "x.png", 9)
     assert read(tmp_path).test.labels.tolist() == [1]
 
 
-def test_unlabeled_splits_train_on_train_alone(tmp_path):
+def test_unlabeled_splits_train_on_train_alone(tmp_path: Path) -> None:
     paint(tmp_path / "train" / "x.png", 1)
     paint(tmp_path / "test" / "x.png", 2)
     data = read(tmp_path)
     assert (values(data.train), data.test) == ([1], None)
 
 
-def test_train_alone_is_a_split_but_among_others_a_class(tmp_path):
+def test_train_alone_is_a_split_but_among_others_a_class(tmp_path: Path) -> None:
     for kind in ("a", "b"):
         for number in range(3):
             paint(tmp_path / "one" / "train" / kind / f"{number}.png")
@@ -91,7 +93,7 @@ def test_train_alone_is_a_split_but_among_others_a_class(tmp_path):
     assert read(tmp_path / "two").classes == ("bus", "train")
 
 
-def test_label_rules(tmp_path):
+def test_label_rules(tmp_path: Path) -> None:
     for kind in ("a", "b"):
         for number in range(3):
             paint(tmp_path / kind / f"{number}.png")
@@ -103,28 +105,28 @@ def test_label_rules(tmp_path):
         read(tmp_path, labels="subfolder")
 
 
-def test_one_class_folder_counts_only_when_forced(tmp_path):
+def test_one_class_folder_counts_only_when_forced(tmp_path: Path) -> None:
     for number in range(4):
         paint(tmp_path / "only" / f"{number}.png")
     assert read(tmp_path).classes == ()
     assert read(tmp_path, labels="subfolder").classes == ("only",)
 
 
-def test_a_folder_for_every_image_is_no_class(tmp_path):
+def test_a_folder_for_every_image_is_no_class(tmp_path: Path) -> None:
     for number in range(4):
         paint(tmp_path / f"album {number}" / "x.png", number)
     data = read(tmp_path)
     assert (values(data.train), data.test, data.classes) == ([0, 1, 2, 3], None, ())
 
 
-def test_forced_labels_need_a_labeled_test_folder(tmp_path):
+def test_forced_labels_need_a_labeled_test_folder(tmp_path: Path) -> None:
     paint(tmp_path / "train" / "a" / "x.png")
     paint(tmp_path / "test" / "x.png")
     with pytest.raises(UserError, match="in class folders"):
         read(tmp_path, labels="subfolder")
 
 
-def test_other_classes_in_test_are_refused(tmp_path):
+def test_other_classes_in_test_are_refused(tmp_path: Path) -> None:
     for kind in ("a", "b"):
         paint(tmp_path / "train" / kind / "x.png")
     paint(tmp_path / "test" / "zebra" / "x.png")
@@ -132,7 +134,7 @@ def test_other_classes_in_test_are_refused(tmp_path):
         read(tmp_path)
 
 
-def test_other_files_are_ignored(tmp_path):
+def test_other_files_are_ignored(tmp_path: Path) -> None:
     paint(tmp_path / "x.png", 5)
     paint(tmp_path / ".thumbnails" / "x.png")
     for name in ("._x.png", ".DS_Store", "readme.txt", "Thumbs.db"):
@@ -141,13 +143,13 @@ def test_other_files_are_ignored(tmp_path):
     assert (values(data.train), data.unreadable) == ([5], ())
 
 
-def test_no_images(tmp_path):
+def test_no_images(tmp_path: Path) -> None:
     (tmp_path / "readme.txt").write_text("nothing here")
     with pytest.raises(UserError, match="holds no image"):
         read(tmp_path)
 
 
-def test_unreadable_files_are_listed_and_skipped(tmp_path):
+def test_unreadable_files_are_listed_and_skipped(tmp_path: Path) -> None:
     for kind in ("a", "b"):
         for number in range(10):
             paint(tmp_path / kind / f"{number}.png", number + (100 if kind == "b" else 0))
@@ -162,7 +164,7 @@ def test_unreadable_files_are_listed_and_skipped(tmp_path):
         read(tmp_path, max_unreadable=0.05)
 
 
-def test_nothing_readable_is_refused_whatever_is_allowed(tmp_path):
+def test_nothing_readable_is_refused_whatever_is_allowed(tmp_path: Path) -> None:
     (tmp_path / "x.png").write_text("hello")
     with pytest.raises(UserError, match="cannot be read"):
         read(tmp_path, max_unreadable=1.0)
@@ -172,20 +174,20 @@ def test_nothing_readable_is_refused_whatever_is_allowed(tmp_path):
     ("sides", "expected"),
     [([(32, 40)], 32), ([(64, 64)], 64), ([(10, 10)], 32), ([(3000, 500)], 224), ([(99, 70)], 64)],
 )
-def test_size_follows_the_images(tmp_path, sides, expected):
+def test_size_follows_the_images(tmp_path: Path, sides: Any, expected: Any) -> None:
     for number, size in enumerate(sides):
         paint(tmp_path / f"{number}.png", size=size)
     assert read(tmp_path).size == expected
     assert read(tmp_path, size=20).size == 20
 
 
-def test_the_median_decides(tmp_path):
+def test_the_median_decides(tmp_path: Path) -> None:
     for number, side in enumerate((40, 48, 200)):
         paint(tmp_path / f"{number}.png", size=(side, side))
     assert read(tmp_path).size == 48
 
 
-def test_limit_applies_to_train_only_and_is_balanced(tmp_path):
+def test_limit_applies_to_train_only_and_is_balanced(tmp_path: Path) -> None:
     for label, kind in enumerate(("a", "b")):
         for number in range(20 if kind == "a" else 5):
             paint(tmp_path / "train" / kind / f"{number:02}.png", 100 * label + number)
@@ -198,7 +200,7 @@ def test_limit_applies_to_train_only_and_is_balanced(tmp_path):
 
 
 @pytest.mark.skipif(os.name == "nt", reason="links need rights on Windows")
-def test_links_in_a_circle_end(tmp_path):
+def test_links_in_a_circle_end(tmp_path: Path) -> None:
     paint(tmp_path / "a" / "x.png", 1)
     paint(tmp_path / "b" / "x.png", 2)
     (tmp_path / "a" / "up").symlink_to(tmp_path, target_is_directory=True)
@@ -211,7 +213,7 @@ def test_links_in_a_circle_end(tmp_path):
 
 @pytest.mark.skipif(os.name == "nt", reason="links need rights on Windows")
 @pytest.mark.parametrize("labels", ["auto", "none"])
-def test_a_link_to_itself_is_skipped(tmp_path, labels):
+def test_a_link_to_itself_is_skipped(tmp_path: Path, labels: Any) -> None:
     """As a file it is unreadable, under another name it is ignored; beside the class folders too."""
     for kind in ("a", "b"):
         for number in range(10):
@@ -225,12 +227,12 @@ def test_a_link_to_itself_is_skipped(tmp_path, labels):
     assert len(data.train) + (len(data.test) if data.test else 0) == 20
 
 
-def test_a_folder_deleted_while_it_is_read_is_said_to_be(tmp_path, monkeypatch):
+def test_a_folder_deleted_while_it_is_read_is_said_to_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(3):
         paint(tmp_path / "photos" / f"{number}.png", number)
     decoded = decode.decode
 
-    def delete_first(path, size):
+    def delete_first(path: Any, size: Any) -> Any:
         shutil.rmtree(path.parent, ignore_errors=True)
         return decoded(path, size)
 
@@ -240,12 +242,14 @@ def test_a_folder_deleted_while_it_is_read_is_said_to_be(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("moment", ["split folders", "files"])
-def test_a_folder_deleted_before_it_is_listed_is_said_to_be(tmp_path, monkeypatch, moment):
+def test_a_folder_deleted_before_it_is_listed_is_said_to_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: Any
+) -> None:
     paint(tmp_path / "photos" / "x.png")
     name = "_split_folders" if moment == "split folders" else "_listed"
     listed = getattr(image_folder, name)
 
-    def delete_first(root, *rest):
+    def delete_first(root: Any, *rest: Any) -> Any:
         shutil.rmtree(root)
         return listed(root, *rest)
 
@@ -255,14 +259,14 @@ def test_a_folder_deleted_before_it_is_listed_is_said_to_be(tmp_path, monkeypatc
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes here")
-def test_a_pipe_is_not_waited_for(tmp_path):
+def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
     paint(tmp_path / "x.png", 1)
     os.mkfifo(tmp_path / "pipe.png")
     assert values(read(tmp_path).train) == [1]
 
 
 @pytest.mark.skipif(os.name == "nt", reason="names are bytes on POSIX only")
-def test_names_that_are_no_text(tmp_path):
+def test_names_that_are_no_text(tmp_path: Path) -> None:
     paint(tmp_path / "a" / "x.png", 1)
     paint(tmp_path / "b" / "x.png", 2)
     (tmp_path / "a" / os.fsdecode(b"\xff.png")).touch()
@@ -270,7 +274,7 @@ def test_names_that_are_no_text(tmp_path):
     assert [file for file, _ in data.unreadable] == ["a/\\udcff.png"]
 
 
-def test_many_files_keep_their_order(tmp_path):
+def test_many_files_keep_their_order(tmp_path: Path) -> None:
     """More than one window of work, decoded by several threads."""
     generator = np.random.default_rng(0)
     pixels = generator.integers(0, 256, (1100, 8, 8, 3), dtype=np.uint8)

@@ -1,5 +1,7 @@
 """Batches: their order follows from seed and step, and they are taken where the images are."""
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -8,13 +10,13 @@ from psm.data.loader import BatchLoader
 from psm.utils import devices
 
 
-def images(count=20):
+def images(count: Any = 20) -> Any:
     return ImageStore(
         torch.randint(0, 256, (count, 3, 4, 4), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     )
 
 
-def test_batches_cover_the_epoch_and_follow_the_step():
+def test_batches_cover_the_epoch_and_follow_the_step() -> None:
     images = ImageStore(torch.arange(11, dtype=torch.uint8).view(11, 1, 1, 1).expand(11, 3, 2, 2).clone())
     batches = BatchLoader(images, 3, seed=5)
     epoch = list(batches)
@@ -30,7 +32,7 @@ def test_batches_cover_the_epoch_and_follow_the_step():
     assert not torch.equal(torch.cat([b.ids for b in following]), ids)
 
 
-def test_rank_slices_of_a_batch_join_to_the_batch():
+def test_rank_slices_of_a_batch_join_to_the_batch() -> None:
     images = ImageStore(torch.randint(0, 255, (20, 3, 2, 2), dtype=torch.uint8))
     whole = list(BatchLoader(images, 6, seed=5))
     parts = [list(BatchLoader(images, 6, seed=5, rank=rank, world=2)) for rank in range(2)]
@@ -41,7 +43,7 @@ def test_rank_slices_of_a_batch_join_to_the_batch():
 
 
 @pytest.mark.parametrize("free", [20 * 48 * 2, 20 * 48 * 2 - 1])
-def test_images_live_on_the_device_when_they_fit_in_half_of_it(free, monkeypatch):
+def test_images_live_on_the_device_when_they_fit_in_half_of_it(free: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(devices, "free_bytes", lambda device: free)
     kept = BatchLoader(images(), 8, seed=3, device="cpu")
     assert (kept.on_device is not None) == (free == 20 * 48 * 2)

@@ -2,6 +2,8 @@
 
 import os
 import pickle
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +17,9 @@ from psm.data.names import FileNames, PositionNames
 MAPPED = 1e-9  # GB of memory: everything goes through the cache
 
 
-def write_images(root, splits=("",), kinds=("cat", "dog"), count=10, ending="png"):
+def write_images(
+    root: Any, splits: Any = ("",), kinds: Any = ("cat", "dog"), count: Any = 10, ending: Any = "png"
+) -> None:
     """Images whose gray value is told by their name."""
     value = 0
     for split in splits:
@@ -26,7 +30,7 @@ def write_images(root, splits=("",), kinds=("cat", "dog"), count=10, ending="png
                 value += 1
 
 
-def check_names(store, prefixes=""):
+def check_names(store: Any, prefixes: Any = "") -> Any:
     """Each image's name is that of its own file."""
     values = store.take(torch.arange(len(store)))[:, 0, 16, 16].tolist()
     names = [store.name(index) for index in range(len(store))]
@@ -38,7 +42,7 @@ def check_names(store, prefixes=""):
 
 @pytest.mark.parametrize("memory", [4.0, MAPPED])
 @pytest.mark.parametrize("limit", [None, 7])
-def test_a_folder_keeps_its_file_names(tmp_path, memory, limit):
+def test_a_folder_keeps_its_file_names(tmp_path: Path, memory: Any, limit: Any) -> None:
     root = tmp_path / "photos"
     write_images(root)
     (root / "cat" / "0003-3.png").write_bytes(b"")
@@ -53,14 +57,14 @@ def test_a_folder_keeps_its_file_names(tmp_path, memory, limit):
         assert limit is None or len(train) <= limit
 
 
-def test_a_test_folder_keeps_its_own(tmp_path):
+def test_a_test_folder_keeps_its_own(tmp_path: Path) -> None:
     write_images(tmp_path, ("train", "test"), count=3)
     data = load_dataset(str(tmp_path), progress=False)
     assert check_names(data.train)[0] == "train/cat/0000-0.png"
     assert check_names(data.test)[0] == "test/cat/0000-6.png"
 
 
-def test_tiny_imagenet_keeps_its_file_names(tmp_path):
+def test_tiny_imagenet_keeps_its_file_names(tmp_path: Path) -> None:
     write_images(tmp_path / "train", kinds=("n01/images", "n02/images"), ending="JPEG")
     (tmp_path / "wnids.txt").write_text("n01\nn02")
     data = load_dataset(str(tmp_path), progress=False)
@@ -70,7 +74,7 @@ def test_tiny_imagenet_keeps_its_file_names(tmp_path):
 
 
 @pytest.mark.parametrize("limit", [None, 9])
-def test_cifar_names_the_file_and_the_position_in_it(tmp_path, limit):
+def test_cifar_names_the_file_and_the_position_in_it(tmp_path: Path, limit: Any) -> None:
     rows = np.random.default_rng(0).integers(0, 10, (24, 3073), dtype=np.uint8)
     for number in range(5):
         rows[4 * number : 4 * number + 4].tofile(tmp_path / f"data_batch_{number + 1}.bin")
@@ -86,7 +90,7 @@ def test_cifar_names_the_file_and_the_position_in_it(tmp_path, limit):
     assert data.test.names[-1] == "test_batch.bin/3"
 
 
-def test_images_without_files_have_numbers():
+def test_images_without_files_have_numbers() -> None:
     shapes = load_dataset("shapes", ImagesConfig(limit=20, size=8), progress=False)
     memory = ImageStore(torch.zeros(3, 3, 4, 4, dtype=torch.uint8))
     for store in (shapes.train, shapes.test, memory):
@@ -94,12 +98,12 @@ def test_images_without_files_have_numbers():
         assert store.name(2) == "image 2"
 
 
-def test_names_must_match_the_images():
+def test_names_must_match_the_images() -> None:
     with pytest.raises(ValueError, match="2 names for 3 images"):
         ImageStore(torch.zeros(3, 3, 4, 4, dtype=torch.uint8), names=["a", "b"])
 
 
-def test_packed_names_are_a_sequence_of_their_paths():
+def test_packed_names_are_a_sequence_of_their_paths() -> None:
     paths = ["a/1.png", "", "b/\u00fc\u4e2d.png", os.fsdecode(b"c/\xff.png")]
     names = FileNames(paths)
     assert (len(names), list(names), names[-1], names[1:3]) == (4, paths, paths[-1], paths[1:3])
@@ -112,12 +116,12 @@ def test_packed_names_are_a_sequence_of_their_paths():
     assert store.name(3) == "c/\\udcff.png"
 
 
-def test_packed_names_take_little_memory():
+def test_packed_names_take_little_memory() -> None:
     paths = [f"train/n{number % 1000:08}/{number:08}.JPEG" for number in range(10_000)]
     assert len(pickle.dumps(FileNames(paths))) < sum(map(len, paths)) + 5 * len(paths)
 
 
-def test_positions_count_within_each_file():
+def test_positions_count_within_each_file() -> None:
     names = PositionNames(["a", "b", "c"], [2, 0, 3])
     assert list(names) == ["a/0", "a/1", "c/0", "c/1", "c/2"]
     assert (names[-1], names[1:3]) == ("c/2", ["a/1", "c/0"])

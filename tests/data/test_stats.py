@@ -15,7 +15,7 @@ def random_images(count: int, height: int = 32, width: int = 32) -> torch.Tensor
 class Held:
     """The part of a store of images that the statistics need; it remembers what was taken."""
 
-    def __init__(self, images: torch.Tensor):
+    def __init__(self, images: torch.Tensor) -> None:
         self.images, self.taken = images, []
 
     def __len__(self) -> int:
@@ -26,7 +26,7 @@ class Held:
         return self.images[indices]
 
 
-def test_statistics_are_those_of_all_images():
+def test_statistics_are_those_of_all_images() -> None:
     images = random_images(250, 6, 5) // torch.tensor([1, 2, 3], dtype=torch.uint8)[:, None, None]
     held = Held(images)
     mean, std = channel_statistics(held)
@@ -36,7 +36,7 @@ def test_statistics_are_those_of_all_images():
     assert held.taken == list(range(250))
 
 
-def test_statistics_of_many_images_take_evenly_spaced_ones():
+def test_statistics_of_many_images_take_evenly_spaced_ones() -> None:
     held = Held(random_images(1000, 2, 2))
     channel_statistics(held, limit=251)
     steps = torch.tensor(held.taken).diff()
@@ -46,7 +46,7 @@ def test_statistics_of_many_images_take_evenly_spaced_ones():
     assert steps.max() <= 4
 
 
-def test_statistics_of_one_color_can_normalize_and_none_are_refused():
+def test_statistics_of_one_color_can_normalize_and_none_are_refused() -> None:
     mean, std = channel_statistics(Held(torch.full((3, 3, 4, 4), 51, dtype=torch.uint8)))
     assert mean == pytest.approx((0.2, 0.2, 0.2))
     assert std == pytest.approx((1 / 255,) * 3)

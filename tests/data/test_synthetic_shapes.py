@@ -1,6 +1,7 @@
 """The generated shapes: the same everywhere, hard for pixels, easy for a network."""
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,27 +14,27 @@ from psm.data import synthetic_shapes as shapes
 
 
 @pytest.fixture(scope="module")
-def whole():
+def whole() -> Any:
     return load_dataset("shapes", progress=False)
 
 
-def all_of(images):
+def all_of(images: Any) -> Any:
     return images.take(torch.arange(len(images)))
 
 
-def test_counts_classes_and_balance(whole):
+def test_counts_classes_and_balance(whole: Any) -> None:
     assert (len(whole.train), len(whole.test), whole.size) == (5000, 2000, 32)
     assert len(whole.classes) == len(set(whole.classes)) == 10
     assert torch.bincount(whole.train.labels).tolist() == [500] * 10
     assert torch.bincount(whole.test.labels).tolist() == [200] * 10
 
 
-def test_every_image_is_one_of_a_kind(whole):
+def test_every_image_is_one_of_a_kind(whole: Any) -> None:
     rows = np.concatenate([all_of(whole.train).flatten(1).numpy(), all_of(whole.test).flatten(1).numpy()])
     assert len(np.unique(rows, axis=0)) == 7000
 
 
-def test_a_limit_gives_the_first_images_and_may_exceed_the_default(whole):
+def test_a_limit_gives_the_first_images_and_may_exceed_the_default(whole: Any) -> None:
     fewer = load_dataset("shapes", ImagesConfig(limit=333), progress=False)
     more = load_dataset("shapes", ImagesConfig(limit=5300), progress=False)
     assert (len(fewer.train), len(fewer.test), len(more.train)) == (333, 2000, 5300)
@@ -42,7 +43,7 @@ def test_a_limit_gives_the_first_images_and_may_exceed_the_default(whole):
     assert torch.equal(all_of(fewer.test), all_of(whole.test))
 
 
-def test_other_sizes_show_the_same_shapes():
+def test_other_sizes_show_the_same_shapes() -> None:
     """At twice the size, and averaged back, the images are the same up to noise and anti-aliasing."""
     small = shapes.block("train", 0, 32).astype(float)
     large = shapes.block("train", 0, 64).astype(float)
@@ -51,13 +52,13 @@ def test_other_sizes_show_the_same_shapes():
     assert np.abs(back[1:] - small[:-1]).mean() > 40
 
 
-def test_pixels_are_pinned():
+def test_pixels_are_pinned() -> None:
     """The exact values: they may not depend on the machine, the number of threads or the version of a library."""
     assert np.add.reduce(shapes.block("train", 0, 32), axis=None, dtype=np.int64) == 48_222_179
     assert shapes.block("test", 3, 32)[5, :, 16, 16].tolist() == [28, 48, 57]
 
 
-def test_polygon_distance_against_a_dense_outline():
+def test_polygon_distance_against_a_dense_outline() -> None:
     corners = ((0.0, -1.0), (0.95, 0.75), (0.1, 0.2), (-0.95, 0.75))
     field = shapes._polygon(*corners)
     outline = []
@@ -75,7 +76,7 @@ def test_polygon_distance_against_a_dense_outline():
         assert got == pytest.approx(expected, abs=2e-3)
 
 
-def test_shape_and_background_differ_in_luminance():
+def test_shape_and_background_differ_in_luminance() -> None:
     shape, background, _ = shapes._colors(np.random.default_rng(3), 4000)
     weights = np.array([0.299, 0.587, 0.114])
     difference = shape @ weights - background @ weights
@@ -84,7 +85,7 @@ def test_shape_and_background_differ_in_luminance():
     assert 0 <= min(shape.min(), background.min()) <= max(shape.max(), background.max()) <= 1
 
 
-def test_neighbors_in_pixels_do_not_solve_it(whole):
+def test_neighbors_in_pixels_do_not_solve_it(whole: Any) -> None:
     train, test = (all_of(part).flatten(1).float() for part in (whole.train, whole.test))
     nearest = torch.cdist(test, train).topk(5, largest=False).indices
     votes = nn.functional.one_hot(whole.train.labels[nearest], 10).sum(dim=1)
@@ -93,10 +94,10 @@ def test_neighbors_in_pixels_do_not_solve_it(whole):
 
 
 @pytest.mark.slow
-def test_a_small_network_solves_it(whole):
+def test_a_small_network_solves_it(whole: Any) -> None:
     torch.manual_seed(0)
 
-    def layer(width_in, width_out, stride):
+    def layer(width_in: Any, width_out: Any, stride: Any) -> Any:
         convolution = nn.Conv2d(width_in, width_out, 3, stride, 1, bias=False)
         return nn.Sequential(convolution, nn.BatchNorm2d(width_out), nn.ReLU())
 

@@ -1,5 +1,8 @@
 """Tiny ImageNet in its published layout, small."""
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 import torch
 from PIL import Image
@@ -12,7 +15,7 @@ WNIDS = ("n01", "n02", "n03")
 
 
 @pytest.fixture
-def root(tmp_path):
+def root(tmp_path: Path) -> Any:
     """Three classes of 20 training images, each with its own gray value, and two val images a class."""
     place = tmp_path / "tiny-imagenet-200"
     rows = []
@@ -34,15 +37,15 @@ def root(tmp_path):
     return tmp_path
 
 
-def read(root, **settings):
+def read(root: Any, **settings: Any) -> Any:
     return load_dataset("tiny-imagenet", ImagesConfig(root=str(root), download=False, **settings), progress=False)
 
 
-def values(images):
+def values(images: Any) -> Any:
     return images.take(torch.arange(len(images)))[:, 0, 30, 30].tolist()
 
 
-def test_the_paper_split_takes_a_tenth_of_every_class(root):
+def test_the_paper_split_takes_a_tenth_of_every_class(root: Any) -> None:
     data = read(root)
     assert data.classes == ("koala", "brain coral", "n03")
     assert torch.bincount(data.train.labels).tolist() == [18] * 3
@@ -54,19 +57,19 @@ def test_the_paper_split_takes_a_tenth_of_every_class(root):
     assert (data.size, read(root, size=32).size) == (64, 32)
 
 
-def test_the_official_split_reads_the_annotations(root):
+def test_the_official_split_reads_the_annotations(root: Any) -> None:
     data = read(root, split="official")
     assert (len(data.train), values(data.test)) == (60, [200, 201, 202, 203, 204, 205])
     assert data.test.labels.tolist() == [0, 0, 1, 1, 2, 2]
 
 
-def test_the_folder_itself_as_root_and_as_a_path(root):
+def test_the_folder_itself_as_root_and_as_a_path(root: Any) -> None:
     place = root / "tiny-imagenet-200"
     for data in (read(place), load_dataset(str(place), progress=False), load_dataset(str(root), progress=False)):
         assert (data.name, data.classes[0], len(data.train)) == ("tiny-imagenet", "koala", 54)
 
 
-def test_a_subset_of_the_classes(root):
+def test_a_subset_of_the_classes(root: Any) -> None:
     folder = root / "tiny-imagenet-200" / "train" / "n02"
     for file in sorted(folder.rglob("*"), reverse=True):
         file.rmdir() if file.is_dir() else file.unlink()
@@ -77,14 +80,14 @@ def test_a_subset_of_the_classes(root):
     assert data.test.labels.tolist() == [0, 0, 1, 1]
 
 
-def test_missing_annotations(root):
+def test_missing_annotations(root: Any) -> None:
     (root / "tiny-imagenet-200" / "val" / "val_annotations.txt").unlink()
     assert len(read(root).test) == 6
     with pytest.raises(UserError, match=r"split=official needs .*val_annotations.txt"):
         read(root, split="official")
 
 
-def test_limit(root):
+def test_limit(root: Any) -> None:
     data = read(root, limit=7)
     assert sorted(torch.bincount(data.train.labels).tolist()) == [2, 2, 3]
     assert len(data.test) == 6

@@ -2,6 +2,8 @@
 
 import json
 import math
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,14 +26,14 @@ from psm.utils.seeding import generator
 from psm.views.transform import Views
 
 
-def clusters(count=60, width=5, classes=3, seed=0):
+def clusters(count: Any = 60, width: Any = 5, classes: Any = 3, seed: Any = 0) -> Any:
     random = torch.Generator().manual_seed(seed)
     labels = torch.arange(count) % classes
     centers = torch.eye(width)[:classes] * 4
     return centers[labels] + torch.randn(count, width, generator=random), labels
 
 
-def slow_knn(train, train_labels, test, test_labels, classes, k, temperature):
+def slow_knn(train: Any, train_labels: Any, test: Any, test_labels: Any, classes: Any, k: Any, temperature: Any) -> Any:
     right = five = 0
     for vector, label in zip(test, test_labels, strict=True):
         similarities = [float(torch.dot(vector, t) / (vector.norm() * t.norm())) for t in train]
@@ -46,7 +48,7 @@ def slow_knn(train, train_labels, test, test_labels, classes, k, temperature):
 
 
 @pytest.mark.parametrize(("k", "temperature"), [(1, 0.1), (7, 0.1), (200, 0.5)])
-def test_knn_equals_loops(k, temperature):
+def test_knn_equals_loops(k: Any, temperature: Any) -> None:
     train, train_labels = clusters(classes=7, width=8, count=84)
     test, test_labels = clusters(classes=7, width=8, count=35, seed=1)
     result = knn_accuracy(train, train_labels, test, test_labels, 7, KnnConfig(k=k, temperature=temperature))
@@ -54,18 +56,18 @@ def test_knn_equals_loops(k, temperature):
     assert (result.top1, result.top5) == pytest.approx(expected)
 
 
-def test_knn_is_finite_at_a_small_temperature():
+def test_knn_is_finite_at_a_small_temperature() -> None:
     train, labels = clusters()
     assert knn_accuracy(train, labels, train, labels, 3, KnnConfig(k=1, temperature=1e-3)).top1 == 100
 
 
-def test_accuracy():
+def test_accuracy() -> None:
     scores = torch.eye(8)[torch.arange(8)] + torch.eye(8)[(torch.arange(8) + 1) % 8] * 2
     result = topk_accuracy(scores, torch.arange(8))
     assert (result.top1, result.top5) == (0, 100)
 
 
-def test_linear_learns_what_is_linear_and_nothing_else():
+def test_linear_learns_what_is_linear_and_nothing_else() -> None:
     train, labels = clusters(count=300)
     test, test_labels = clusters(count=90, seed=1)
     settings = LinearConfig(epochs=20, batch_size=32)
@@ -77,11 +79,11 @@ def test_linear_learns_what_is_linear_and_nothing_else():
     assert linear_accuracy(lambda epoch: train, shuffled, test, test_labels, 3, settings).accuracy.top1 < 65
 
 
-def test_linear_is_deterministic_and_asks_for_features_each_epoch():
+def test_linear_is_deterministic_and_asks_for_features_each_epoch() -> None:
     train, labels = clusters(count=60)
     epochs = []
 
-    def features(epoch):
+    def features(epoch: Any) -> Any:
         epochs.append(epoch)
         return train
 
@@ -90,7 +92,7 @@ def test_linear_is_deterministic_and_asks_for_features_each_epoch():
     assert first == linear_accuracy(features, labels, train, labels, 3, LinearConfig(epochs=4), seed=3)
 
 
-def slow_linear(train, labels, test, test_labels, lr, epochs, batch):
+def slow_linear(train: Any, labels: Any, test: Any, test_labels: Any, lr: Any, epochs: Any, batch: Any) -> Any:
     """The linear protocol with one layer and torch's plain SGD."""
     mean, std = train.mean(0), train.std(0)
     layer = nn.Linear(train.shape[1], 3)
@@ -110,14 +112,14 @@ def slow_linear(train, labels, test, test_labels, lr, epochs, batch):
     return topk_accuracy(layer((test - mean) / std), test_labels)
 
 
-def noisy(count, seed):
+def noisy(count: Any, seed: Any) -> Any:
     """Two useful features among eighty of noise: a large learning rate overfits."""
     features, labels = clusters(count=count, width=80, seed=seed)
     features[:, :3] /= 3
     return features, labels
 
 
-def test_a_grid_trains_each_rate_as_a_layer_of_its_own_and_takes_the_best():
+def test_a_grid_trains_each_rate_as_a_layer_of_its_own_and_takes_the_best() -> None:
     (train, labels), (test, test_labels) = noisy(120, 0), noisy(600, 1)
     settings = {"epochs": 30, "batch_size": 16}
     alone = {}
@@ -135,14 +137,14 @@ def test_a_grid_trains_each_rate_as_a_layer_of_its_own_and_takes_the_best():
     )
 
 
-def test_the_rate_is_chosen_without_the_test_images():
+def test_the_rate_is_chosen_without_the_test_images() -> None:
     train, labels = noisy(120, 0)
     settings = LinearConfig(epochs=5, lr_grid=[0.5, 0.001])
     chosen = {linear_accuracy(lambda epoch: train, labels, *noisy(60, seed), 3, settings).lr for seed in range(1, 5)}
     assert len(chosen) == 1
 
 
-def test_extract_leaves_modes_and_buffers_alone():
+def test_extract_leaves_modes_and_buffers_alone() -> None:
     encoder = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Dropout(0.5))
     encoder[1].eval()
     encoder[3].train()
@@ -158,7 +160,7 @@ def test_extract_leaves_modes_and_buffers_alone():
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory):
+def run(tmp_path_factory: pytest.TempPathFactory) -> Any:
     from helpers import SMALL
 
     out = tmp_path_factory.mktemp("runs") / "a"
@@ -169,10 +171,10 @@ def run(tmp_path_factory):
 FAST = {"linear": {"epochs": 3}, "progress": False}
 
 
-def test_evaluate_a_run(run, tmp_path, monkeypatch):
+def test_evaluate_a_run(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     loaded = []
 
-    def spy(*arguments):
+    def spy(*arguments: Any) -> Any:
         loaded.append(psm.load_encoder(*arguments))
         return loaded[-1]
 
@@ -209,7 +211,7 @@ def test_evaluate_a_run(run, tmp_path, monkeypatch):
     assert (encoder["lr"], encoder["lr_grid"]) == (0.1, None)
 
 
-def test_one_grid_for_the_encoder_and_the_baselines(run, tmp_path):
+def test_one_grid_for_the_encoder_and_the_baselines(run: Any, tmp_path: Path) -> None:
     keys = {"linear": {"epochs": 2, "lr_grid": [0.2, 0.02]}, "knn": {"enabled": False}, "progress": False}
     scores = psm.evaluate(run, baselines=True, out=str(tmp_path), **keys)
     assert [score.of for score in scores] == ["raw pixels", "untrained encoder", "psm"]
@@ -218,7 +220,7 @@ def test_one_grid_for_the_encoder_and_the_baselines(run, tmp_path):
         assert score.protocol["lr"] in (0.2, 0.02)
 
 
-def rewritten(run, path, change):
+def rewritten(run: Any, path: Any, change: Any) -> Any:
     """A copy of the run's encoder file with its weights changed."""
     with safe_open(run / "encoder.safetensors", "pt") as file:
         metadata = file.metadata()
@@ -229,15 +231,15 @@ def rewritten(run, path, change):
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_weights_that_are_not_numbers_are_refused(run, tmp_path, value):
+def test_weights_that_are_not_numbers_are_refused(run: Any, tmp_path: Path, value: Any) -> None:
     path = rewritten(run, tmp_path / "a.safetensors", lambda state: state["layer1.0.conv1.weight"].fill_(value))
     with pytest.raises(UserError, match=r"NaN or infinite \(layer1\.0\.conv1\.weight\)"):
         psm.evaluate(path, data="shapes", images={"limit": 100}, **FAST)
     assert [path.name for path in tmp_path.iterdir()] == ["a.safetensors"]
 
 
-def test_features_that_are_not_numbers_are_refused(run, tmp_path):
-    def overflow(state):  # finite weights whose products are not
+def test_features_that_are_not_numbers_are_refused(run: Any, tmp_path: Path) -> None:
+    def overflow(state: Any) -> None:  # finite weights whose products are not
         state["conv1.weight"].fill_(3e38)
 
     path = rewritten(run, tmp_path / "a.safetensors", overflow)
@@ -246,16 +248,16 @@ def test_features_that_are_not_numbers_are_refused(run, tmp_path):
     assert not (tmp_path / "scores.jsonl").exists()
 
 
-def test_a_run_its_checkpoint_and_its_encoder_score_the_same(run, tmp_path):
+def test_a_run_its_checkpoint_and_its_encoder_score_the_same(run: Any, tmp_path: Path) -> None:
     files = run, run / "checkpoints" / "last.ckpt", run / "encoder.safetensors"
     results = [psm.evaluate(file, out=str(tmp_path), **FAST) for file in files]
     assert len({tuple((s.top1, s.top5) for s in scores) for scores in results}) == 1
 
 
-def test_augmented_linear_sees_other_features(run, tmp_path, monkeypatch):
+def test_augmented_linear_sees_other_features(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
 
-    def spy(encoder, images, prepare, **more):
+    def spy(encoder: Any, images: Any, prepare: Any, **more: Any) -> Any:
         seen.append(extract(encoder, images, prepare, **more))
         return seen[-1]
 
@@ -267,7 +269,7 @@ def test_augmented_linear_sees_other_features(run, tmp_path, monkeypatch):
     assert not torch.allclose(first, plain)
 
 
-def test_refusals(run, tmp_path):
+def test_refusals(run: Any, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="does not exist"):
         psm.evaluate(tmp_path / "nothing")
     with pytest.raises(UserError, match="is it a run folder"):
@@ -300,39 +302,39 @@ def test_refusals(run, tmp_path):
         ({"knn": {"temperature": float("nan")}}, r"knn\.temperature=nan"),
     ],
 )
-def test_bad_settings(run, keys, expected):
+def test_bad_settings(run: Any, keys: Any, expected: Any) -> None:
     with pytest.raises(UserError, match=expected):
         psm.evaluate(run, **keys)
 
 
-def test_snapshots_say_which_they_are(tmp_path, small):
+def test_snapshots_say_which_they_are(tmp_path: Path, small: dict[str, Any]) -> None:
     result = psm.pretrain(tmp_path / "a", **small, save={"snapshots": 1})
     scores = psm.evaluate(result.out / "checkpoints" / "epoch-0001.ckpt", **FAST)
     assert (scores[0].protocol["which"], scores[0].protocol["epoch"]) == ("epoch-0001", 1)
 
 
-def test_a_torn_line_does_not_swallow_the_next(tmp_path):
+def test_a_torn_line_does_not_swallow_the_next(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"a": 1}\n{"a": 2')
     append_line(tmp_path / "a.jsonl", {"a": 3})
     assert read_lines(tmp_path / "a.jsonl") == [{"a": 1}, {"a": 3}]
 
 
 class Hostile:
-    def __init__(self, path):
+    def __init__(self, path: Any) -> None:
         self.path = path
 
-    def __reduce__(self):
+    def __reduce__(self) -> Any:
         return open, (self.path, "w")
 
 
-def test_a_hostile_checkpoint_is_refused_and_not_run(tmp_path):
+def test_a_hostile_checkpoint_is_refused_and_not_run(tmp_path: Path) -> None:
     torch.save({"psm": Hostile(str(tmp_path / "ran"))}, tmp_path / "evil.ckpt")
     with pytest.raises(UserError, match="not loaded"):
         psm.evaluate(tmp_path / "evil.ckpt")
     assert not (tmp_path / "ran").exists()
 
 
-def test_a_missing_weight_is_an_error(run, tmp_path):
+def test_a_missing_weight_is_an_error(run: Any, tmp_path: Path) -> None:
     rewritten(run, tmp_path / "a.safetensors", lambda state: state.pop("layer1.0.conv1.weight"))
     with pytest.raises(UserError, match=r"layer1\.0\.conv1\.weight"):
         psm.load_encoder(tmp_path / "a.safetensors")

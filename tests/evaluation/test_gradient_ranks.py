@@ -2,6 +2,8 @@
 
 import math
 import statistics
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,14 +19,14 @@ from psm.utils.errors import UserError
 
 
 @pytest.fixture(scope="module")
-def moco(tmp_path_factory):
+def moco(tmp_path_factory: pytest.TempPathFactory) -> Any:
     from helpers import SMALL
 
     out = tmp_path_factory.mktemp("runs") / "moco"
     return psm.pretrain(out, method="mocov2", **SMALL | {"monitor": {"purity": True, "every": 2}})
 
 
-def test_gradients_against_autograd():
+def test_gradients_against_autograd() -> None:
     """Of InfoNCE and of eq. 2, with respect to a query that autograd normalizes itself."""
     draws = torch.Generator().manual_seed(1)
     bank = MemoryBank(9, 5).double()
@@ -60,7 +62,7 @@ def test_gradients_against_autograd():
         assert found.positive_rank[row] == 1 + (negatives @ query[row] > query[row] @ key[row]).sum()
 
 
-def test_gradients_by_rank_against_loops():
+def test_gradients_by_rank_against_loops() -> None:
     draws = torch.Generator().manual_seed(2)
     bank = MemoryBank(12, 4)
     bank.enqueue(torch.randn(12, 4, generator=draws), torch.arange(12) % 6)
@@ -81,7 +83,7 @@ def test_gradients_by_rank_against_loops():
         assert rank.own_image == 0  # a query may not meet its own image here
 
 
-def test_gradients_of_a_run(moco):
+def test_gradients_of_a_run(moco: Any) -> None:
     data = load_dataset("shapes", ImagesConfig(limit=100, size=16), progress=False)
     ranks = gradient_ranks(moco.out / "checkpoints" / "last.ckpt", data, queries=20, ranks=200)
     assert [rank["rank"] for rank in ranks] == list(range(1, 51))  # the bank holds no more
@@ -95,7 +97,7 @@ def test_gradients_of_a_run(moco):
     assert again == ranks
 
 
-def test_gradients_need_a_bank(tmp_path, small):
+def test_gradients_need_a_bank(tmp_path: Path, small: dict[str, Any]) -> None:
     run = psm.pretrain(tmp_path / "a", method="simclr", **small | {"epochs": 1})
     with pytest.raises(UserError, match="has no memory bank"):
         gradient_ranks(run.out / "checkpoints" / "last.ckpt", run.data)

@@ -1,5 +1,8 @@
 """The catalog, the presets, and the runs planned for them."""
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 
 from psm.config import merge as settings
@@ -11,19 +14,19 @@ from psm.methods.build import method_of
 from psm.methods.registry import METHODS
 
 
-def plan(*names, **keys):
+def plan(*names: Any, **keys: Any) -> Any:
     return make_plan(read_request(names or ("all",), {"preset": "laptop"}, keys))
 
 
 @pytest.mark.parametrize("preset", PRESETS)
-def test_every_configuration_of_every_preset_builds_and_composes(preset):
+def test_every_configuration_of_every_preset_builds_and_composes(preset: Any) -> None:
     for run in {run.title: run for run in plan(preset=preset).runs}.values():
         config = settings.build(PretrainConfig, run.settings)
         assert method_of(config).needs_bank or not config.monitor.purity
         settings.build(EvaluateConfig, run.evaluation)
 
 
-def test_the_paper_preset_has_the_papers_settings():
+def test_the_paper_preset_has_the_papers_settings() -> None:
     runs = plan(preset="paper").runs
     assert {run.data for run in runs} == {"cifar10", "cifar100", "tiny-imagenet"}
     for run in runs:
@@ -46,7 +49,7 @@ def test_the_paper_preset_has_the_papers_settings():
     )
 
 
-def test_the_catalog_is_the_papers():
+def test_the_catalog_is_the_papers() -> None:
     tables = {name: [row.title for row in EXPERIMENTS[name].configurations] for name in EXPERIMENTS}
     assert {row.settings["method"] for row in EXPERIMENTS["table1"].configurations} == set(METHODS)
     assert len(tables["table2"]) == 4
@@ -63,7 +66,7 @@ def test_the_catalog_is_the_papers():
     assert all(max(rows, key=lambda row: rows[row][0]) == "PSM" for rows in paper.values())
 
 
-def test_runs_are_shared_and_every_entry_has_its_run():
+def test_runs_are_shared_and_every_entry_has_its_run() -> None:
     whole = plan()
     assert len({run.name for run in whole.runs}) == len(whole.runs)
     alone = [len(plan(name).runs) for name in EXPERIMENTS]
@@ -85,8 +88,8 @@ def test_runs_are_shared_and_every_entry_has_its_run():
     assert {entry.run for entry in whole.entries} <= known
 
 
-def test_a_run_is_known_by_every_setting_that_matters():
-    def name(**keys):
+def test_a_run_is_known_by_every_setting_that_matters() -> None:
+    def name(**keys: Any) -> Any:
         (run,) = plan("figure2", preset="smoke", **keys).runs
         return run.name
 
@@ -110,14 +113,14 @@ def test_a_run_is_known_by_every_setting_that_matters():
     assert scored.evaluation_hash != before.evaluation_hash
 
 
-def test_rows_win_over_keys_and_methods_filter_rows():
+def test_rows_win_over_keys_and_methods_filter_rows() -> None:
     ks = {resolved(run.settings)["positives.k"] for run in plan("figure6", **{"positives.k": 3}).runs}
     assert ks == {1, 3, 10, 20}  # the row of the paper's choice does not set k, so the key does
     titles = {entry.title for entry in plan("table1", methods=["psm", "byol"]).entries}
     assert titles == {"PSM", "BYOL", "Raw pixels", "Untrained encoder"}
 
 
-def test_a_folder_is_named_without_where_it_lies(tmp_path):
+def test_a_folder_is_named_without_where_it_lies(tmp_path: Path) -> None:
     (tmp_path / "birds").mkdir()
     found = plan("table1", data=str(tmp_path / "birds"), methods="psm", seeds=0)
     assert {entry.data for entry in found.entries} == {"birds"}

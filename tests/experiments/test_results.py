@@ -2,6 +2,8 @@
 
 import csv
 import math
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,14 +14,14 @@ from psm.experiments.report import write_report
 from psm.experiments.results import Study, add_entries, collect_records, read_csv, write_record
 
 
-def plan(*names, **keys):
+def plan(*names: Any, **keys: Any) -> Any:
     return make_plan(read_request(names or ("all",), {"preset": "laptop"}, keys))
 
 
 RUN_FIELDS = ("evaluation_hash", "title", "method", "data", "seed")
 
 
-def record_of(run, linear, knn, **more):
+def record_of(run: Any, linear: Any, knn: Any, **more: Any) -> Any:
     """A record as a worker writes it, with scores of our choosing."""
     scores = [{"of": run.method, "score": "linear", "top1": linear, "top5": linear + 30}]
     scores += [{"of": run.method, "score": "knn", "top1": knn, "top5": knn + 30}]
@@ -31,7 +33,7 @@ def record_of(run, linear, knn, **more):
 
 
 @pytest.fixture
-def study(tmp_path):
+def study(tmp_path: Path) -> Any:
     """Table 2 with three seeds; one run failed and one is missing."""
     found = plan("table2", preset="smoke", seeds=[0, 1, 2])
     study = Study(tmp_path / "study")
@@ -48,7 +50,7 @@ def study(tmp_path):
     return study, found
 
 
-def test_results_equal_a_hand_computation(study):
+def test_results_equal_a_hand_computation(study: Any) -> None:
     study, _ = study
     collect_records(study)
     (result,) = load_results(study)
@@ -67,7 +69,7 @@ def test_results_equal_a_hand_computation(study):
     assert "without L_hard −1.17 ± 0.76" in headline(result)[0]
 
 
-def test_the_page_has_these_numbers_and_says_what_is_missing(study):
+def test_the_page_has_these_numbers_and_says_what_is_missing(study: Any) -> None:
     study, _ = study
     collect_records(study)
     page = write_report(study).parent / "table2.html"
@@ -88,7 +90,7 @@ def test_the_page_has_these_numbers_and_says_what_is_missing(study):
         assert "http" not in rest  # nothing is fetched
 
 
-def test_pages_need_the_results_files_alone(study, tmp_path):
+def test_pages_need_the_results_files_alone(study: Any, tmp_path: Path) -> None:
     study, _ = study
     collect_records(study)
     first = write_report(study).parent / "table2.html"
@@ -100,7 +102,7 @@ def test_pages_need_the_results_files_alone(study, tmp_path):
     assert second.read_text() == first.read_text()
 
 
-def test_results_survive_without_their_records(study):
+def test_results_survive_without_their_records(study: Any) -> None:
     study, found = study
     collect_records(study)
     before = read_csv(study.csv("results"))
@@ -115,7 +117,7 @@ def test_results_survive_without_their_records(study):
     assert sorted(row["top1"] for row in mine) == ["98.0", "99.0"]
 
 
-def test_protocols_are_never_mixed(study):
+def test_protocols_are_never_mixed(study: Any) -> None:
     study, _ = study
     other = plan("table2", preset="smoke", epochs=2, methods=["psm"])
     add_entries(study, other.entries)
@@ -129,7 +131,7 @@ def test_protocols_are_never_mixed(study):
     assert "tiny, 2 epochs" in text
 
 
-def test_results_have_every_setting(study):
+def test_results_have_every_setting(study: Any) -> None:
     study, _ = study
     collect_records(study)
     rows = read_csv(study.csv("results"))
@@ -139,7 +141,7 @@ def test_results_have_every_setting(study):
     assert "images.root" not in rows[0]  # a path is no setting of a result
 
 
-def test_an_experiment_of_ones_own_is_a_row(tmp_path, monkeypatch):
+def test_an_experiment_of_ones_own_is_a_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = tuple(
         Configuration(f"t = {t}", {"method": "psm", "loss.temperature": t}, None if t == 0.5 else "t = 0.5", t)
         for t in (0.2, 0.5)
@@ -158,7 +160,7 @@ def test_an_experiment_of_ones_own_is_a_row(tmp_path, monkeypatch):
     assert "of the paper" not in text
 
 
-def test_rank_correlation():
+def test_rank_correlation() -> None:
     assert rank_correlation([(1, 10), (2, 20), (3, 30)]) == pytest.approx(1)
     assert rank_correlation([(1, 30), (2, 20), (3, 10)]) == pytest.approx(-1)
     assert rank_correlation([(1, 1), (2, 3), (3, 2), (4, 4)]) == pytest.approx(0.8)
@@ -166,7 +168,7 @@ def test_rank_correlation():
     assert rank_correlation([(1, 1), (1, 2), (1, 3)]) is None
 
 
-def test_one_seed_has_no_deviation():
+def test_one_seed_has_no_deviation() -> None:
     assert SeedStats({0: 1.0}).std is None
     assert SeedStats().std is None
     assert format_stats(SeedStats()) == "–"

@@ -10,6 +10,8 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,24 +21,24 @@ from psm.utils.files import read_lines
 SMOKE = ("preset=smoke", "epochs=4", "jobs=2", "monitor.every=4")
 
 
-def command(*arguments):
+def command(*arguments: Any) -> Any:
     return [sys.executable, "-m", "psm", "experiment", *map(str, arguments)]
 
 
-def psm(*arguments):
+def psm(*arguments: Any) -> Any:
     return subprocess.run(command(*arguments), capture_output=True, text=True, env=environment(), timeout=300)
 
 
-def environment():
+def environment() -> Any:
     return os.environ | {"OMP_NUM_THREADS": "1", "COLUMNS": "160"}
 
 
-def table(out, name):
+def table(out: Any, name: Any) -> Any:
     with (out / f"{name}.csv").open() as file:
         return list(csv.DictReader(file))
 
 
-def scores(out, title):
+def scores(out: Any, title: Any) -> Any:
     return {
         (row["seed"], row["score"]): (row["top1"], row["top5"])
         for row in table(out, "results")
@@ -45,7 +47,7 @@ def scores(out, title):
 
 
 @pytest.fixture(scope="module")
-def study(tmp_path_factory):
+def study(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """Figures 1 and 2 at the smallest scale, through the command line."""
     out = tmp_path_factory.mktemp("studies") / "study"
     result = psm("run", "figure1", "figure2", f"out={out}", "methods=[psm,mocov2]", *SMOKE)
@@ -53,7 +55,7 @@ def study(tmp_path_factory):
     return out
 
 
-def test_results_are_plain_files(study):
+def test_results_are_plain_files(study: Any) -> None:
     results = table(study, "results")
     assert {row["title"] for row in results} == {"psm", "mocov2", "raw pixels", "untrained encoder"}
     for row in results:
@@ -69,7 +71,7 @@ def test_results_are_plain_files(study):
     assert {path.name for path in (study / "report").glob("*.html")} == {"index.html", "figure1.html", "figure2.html"}
 
 
-def test_finished_runs_are_not_repeated(study):
+def test_finished_runs_are_not_repeated(study: Any) -> None:
     before = {path: path.stat().st_mtime_ns for path in (study / "runs").rglob("*")}
     records = {path: path.read_bytes() for path in (study / "records").iterdir()}
     again = psm("run", "figure2", "figure1", f"out={study}", "methods=[psm,mocov2]", *SMOKE)
@@ -79,14 +81,14 @@ def test_finished_runs_are_not_repeated(study):
     assert {path: path.read_bytes() for path in (study / "records").iterdir()} == records
 
 
-def worker_of(suite):
+def worker_of(suite: Any) -> Any:
     """The process that a suite has started."""
     listed = subprocess.run(["ps", "-e", "-o", "pid=,ppid="], capture_output=True, text=True).stdout
     pairs = (map(int, line.split()) for line in listed.splitlines())
     return next((pid for pid, parent in pairs if parent == suite.pid), None)
 
 
-def until_an_epoch_is_done(suite, out):
+def until_an_epoch_is_done(suite: Any, out: Any) -> None:
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline and suite.poll() is None:
         if any(read_lines(path) for path in (out / "runs").glob("*/metrics.jsonl")):
@@ -95,7 +97,7 @@ def until_an_epoch_is_done(suite, out):
     pytest.fail("the suite ended or stood still before an epoch was done")
 
 
-def test_a_killed_run_is_reported_and_continued_to_the_same_results(study, tmp_path):
+def test_a_killed_run_is_reported_and_continued_to_the_same_results(study: Any, tmp_path: Path) -> None:
     out = tmp_path / "study"
     arguments = ("run", "figure2", f"out={out}", *SMOKE)
     suite = subprocess.Popen(command(*arguments), stderr=subprocess.PIPE, text=True, env=environment())
@@ -116,7 +118,7 @@ def test_a_killed_run_is_reported_and_continued_to_the_same_results(study, tmp_p
     assert table(out, "failures") == []
 
 
-def test_one_failure_does_not_stop_the_rest(tmp_path, capsys):
+def test_one_failure_does_not_stop_the_rest(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from psm.cli.main import main
 
     out = tmp_path / "study"
@@ -131,7 +133,7 @@ def test_one_failure_does_not_stop_the_rest(tmp_path, capsys):
     assert "SimCLR, seed 0 failed" in (out / "report" / "table1.html").read_text()
 
 
-def test_results_of_a_folder_do_not_say_where_it_lies(tmp_path):
+def test_results_of_a_folder_do_not_say_where_it_lies(tmp_path: Path) -> None:
     import numpy
     from PIL import Image
 
@@ -148,7 +150,7 @@ def test_results_of_a_folder_do_not_say_where_it_lies(tmp_path):
     assert [path.name for path in kept if str(tmp_path).encode() in path.read_bytes()] == []
 
 
-def test_two_suites_do_not_share_a_folder(tmp_path, capsys):
+def test_two_suites_do_not_share_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from psm.cli.main import main
     from psm.utils.locking import locked
 
@@ -161,7 +163,7 @@ def test_two_suites_do_not_share_a_folder(tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_a_killed_suite_leaves_nothing_that_breaks_the_next(study, tmp_path):
+def test_a_killed_suite_leaves_nothing_that_breaks_the_next(study: Any, tmp_path: Path) -> None:
     out = tmp_path / "study"
     arguments = ("run", "figure2", f"out={out}", *SMOKE)
     suite = subprocess.Popen(command(*arguments), stderr=subprocess.DEVNULL, env=environment())
@@ -174,7 +176,7 @@ def test_a_killed_suite_leaves_nothing_that_breaks_the_next(study, tmp_path):
 
 
 @pytest.mark.slow
-def test_an_interrupt_stops_the_runs_and_says_how_to_go_on(tmp_path):
+def test_an_interrupt_stops_the_runs_and_says_how_to_go_on(tmp_path: Path) -> None:
     out = tmp_path / "study"
     arguments = ("run", "figure2", f"out={out}", "preset=smoke", "epochs=2000")
     suite = subprocess.Popen(command(*arguments), stderr=subprocess.PIPE, text=True, env=environment())
@@ -190,7 +192,7 @@ def test_an_interrupt_stops_the_runs_and_says_how_to_go_on(tmp_path):
 
 
 @pytest.mark.slow
-def test_what_a_record_lacks_is_measured_without_training_again(study, tmp_path):
+def test_what_a_record_lacks_is_measured_without_training_again(study: Any, tmp_path: Path) -> None:
     out = tmp_path / "study"
     shutil.copytree(study, out)
     whole = table(out, "gradients")
@@ -208,7 +210,7 @@ def test_what_a_record_lacks_is_measured_without_training_again(study, tmp_path)
 
 
 @pytest.mark.slow
-def test_all_experiments_at_the_smallest_scale(tmp_path):
+def test_all_experiments_at_the_smallest_scale(tmp_path: Path) -> None:
     out = tmp_path / "study"
     result = psm("run", "all", f"out={out}", "preset=smoke", "jobs=2")
     assert result.returncode == 0, result.stderr
@@ -239,7 +241,9 @@ def test_all_experiments_at_the_smallest_scale(tmp_path):
         (["report"], "holds no results"),
     ],
 )
-def test_mistakes_get_one_sentence(tmp_path, capsys, arguments, expected):
+def test_mistakes_get_one_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: Any, expected: Any
+) -> None:
     from psm.cli.main import main
 
     out = tmp_path / "study"
@@ -250,7 +254,7 @@ def test_mistakes_get_one_sentence(tmp_path, capsys, arguments, expected):
     assert not out.exists()
 
 
-def test_a_folder_that_is_no_study_is_never_touched(tmp_path, capsys):
+def test_a_folder_that_is_no_study_is_never_touched(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from psm.cli.main import main
 
     (tmp_path / "mine.txt").write_text("mine")
@@ -259,7 +263,7 @@ def test_a_folder_that_is_no_study_is_never_touched(tmp_path, capsys):
     assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
 
 
-def test_help_lists_every_key_and_list_every_experiment(capsys):
+def test_help_lists_every_key_and_list_every_experiment(capsys: pytest.CaptureFixture[str]) -> None:
     from psm.cli.main import main
     from psm.config import merge as settings
     from psm.config.schema import ExperimentConfig, PretrainConfig
@@ -277,7 +281,7 @@ def test_help_lists_every_key_and_list_every_experiment(capsys):
     assert all(name in text for name in (*EXPERIMENTS, *PRESETS))
 
 
-def test_help_and_catalog_do_not_import_torch():
+def test_help_and_catalog_do_not_import_torch() -> None:
     script = (
         "import sys; from psm.cli.main import main; code = main(['experiment', '--help']); import psm.experiments;"
         "heavy = {'torch', 'lightning', 'numpy', 'matplotlib'} & set(sys.modules);"
@@ -290,7 +294,7 @@ def test_help_and_catalog_do_not_import_torch():
 @needs_browser
 @pytest.mark.parametrize("width", [390, 1280])
 @pytest.mark.parametrize("name", ["index", "figure1"])
-def test_pages_fit_a_phone_and_a_screen(study, tmp_path, name, width):
+def test_pages_fit_a_phone_and_a_screen(study: Any, tmp_path: Path, name: str, width: Any) -> None:
     """Nothing is wider than the window, and charts are wide enough to read."""
     inner, scrolled, smallest, largest = page_widths(study / "report" / f"{name}.html", tmp_path, width)
     assert scrolled <= inner

@@ -6,6 +6,6 @@ from psm import ops
 
 
 @pytest.fixture(autouse=True)
-def _kernels_enabled():
+def _kernels_enabled() -> None:
     if not ops.enabled():
         pytest.skip("kernels are switched off (PSM_KERNELS=0)")

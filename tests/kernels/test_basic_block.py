@@ -2,6 +2,7 @@
 
 from contextlib import nullcontext
 from copy import deepcopy
+from typing import Any
 
 import pytest
 import torch
@@ -19,17 +20,17 @@ FORMATS = (torch.contiguous_format, torch.channels_last)
 
 
 @pytest.fixture(autouse=True)
-def any_size(monkeypatch):
+def any_size(monkeypatch: pytest.MonkeyPatch) -> None:
     """Few maps too, which are quicker to test."""
     monkeypatch.setattr(winograd, "MIN_TILES", 1)
 
 
-def maps_of(*shape, layout=torch.channels_last):
+def maps_of(*shape: Any, layout: Any = torch.channels_last) -> Any:
     draws = torch.Generator().manual_seed(sum(shape))
     return torch.randn(shape, generator=draws).to(memory_format=layout).requires_grad_()
 
 
-def block_of(inputs, outputs, stride, maps):
+def block_of(inputs: Any, outputs: Any, stride: Any, maps: Any) -> Any:
     """A block whose ReLUs see no value near zero, which rounding might put on either side, and its gradient with it."""
     torch.manual_seed(inputs + outputs + stride)
     block = resnet.BasicBlock(inputs, outputs, stride)
@@ -47,7 +48,7 @@ def block_of(inputs, outputs, stride, maps):
     return block
 
 
-def _between(values):
+def _between(values: Any) -> Any:
     """What to add to each channel so that zero lies in the widest gap between its middle values."""
     ordered = values.transpose(0, 1).flatten(1).sort(1).values
     count = ordered.shape[1]
@@ -56,7 +57,7 @@ def _between(values):
     return -(ordered.gather(1, widest) + ordered.gather(1, widest + 1))[:, 0] / 2
 
 
-def passes(block, maps, mode=nullcontext):
+def passes(block: Any, maps: Any, mode: Any = nullcontext) -> Any:
     """Value, gradients for an uneven gradient of the value, running moments."""
     with mode(block):
         out = block(maps)
@@ -74,7 +75,9 @@ def passes(block, maps, mode=nullcontext):
     layout=st.sampled_from(FORMATS),
     threads=st.integers(1, 3),
 )
-def test_value_gradients_and_running_moments_equal_the_layers(batch, sides, inputs, stride, layout, threads):
+def test_value_gradients_and_running_moments_equal_the_layers(
+    batch: Any, sides: Any, inputs: Any, stride: Any, layout: Any, threads: int
+) -> None:
     maps = maps_of(batch, inputs, *sides, layout=layout)
     block = block_of(inputs, inputs * stride, stride, maps).to(memory_format=layout)
     doubles, single = deepcopy(block).double(), deepcopy(block)
@@ -93,7 +96,7 @@ def test_value_gradients_and_running_moments_equal_the_layers(batch, sides, inpu
 
 @compiled
 @pytest.mark.parametrize("stride", [1, 2])
-def test_it_is_the_same_each_time_and_changes_nothing_that_was_kept(stride):
+def test_it_is_the_same_each_time_and_changes_nothing_that_was_kept(stride: Any) -> None:
     maps = maps_of(40, 64, 8, 8)
     block = block_of(64, 64 * stride, stride, maps)
     with using(2):
@@ -106,7 +109,7 @@ def test_it_is_the_same_each_time_and_changes_nothing_that_was_kept(stride):
 
 
 @compiled
-def test_second_derivatives_are_refused():
+def test_second_derivatives_are_refused() -> None:
     maps, block = maps_of(8, 32, 8, 8), resnet.BasicBlock(32, 32, 1)
     with optimize(block):
         (gradient,) = torch.autograd.grad(block(maps).square().sum(), maps, create_graph=True)
@@ -116,7 +119,7 @@ def test_second_derivatives_are_refused():
 
 @compiled
 @pytest.mark.parametrize("stride", [1, 2])
-def test_neither_default_type_nor_autocast_nor_hooks_of_what_is_saved_change_it(stride):
+def test_neither_default_type_nor_autocast_nor_hooks_of_what_is_saved_change_it(stride: Any) -> None:
     maps = maps_of(8, 32, 16, 16)
     block = block_of(32, 32 * stride, stride, maps)
     usual = passes(deepcopy(block), maps, optimize)
@@ -137,7 +140,7 @@ def test_neither_default_type_nor_autocast_nor_hooks_of_what_is_saved_change_it(
 
 @compiled
 @pytest.mark.parametrize("stride", [1, 2])
-def test_gradients_go_to_their_own_parameters_and_to_none_that_is_frozen(stride):
+def test_gradients_go_to_their_own_parameters_and_to_none_that_is_frozen(stride: Any) -> None:
     """Whatever the order in which parameters were registered."""
     maps = maps_of(8, 32, 16, 16)
     block = block_of(32, 32 * stride, stride, maps)
@@ -162,7 +165,7 @@ def test_gradients_go_to_their_own_parameters_and_to_none_that_is_frozen(stride)
 
 @compiled
 @pytest.mark.parametrize("stride", [1, 2])
-def test_what_is_no_number_shows_and_inference_is_the_same(stride):
+def test_what_is_no_number_shows_and_inference_is_the_same(stride: Any) -> None:
     maps = maps_of(8, 32, 16, 16).detach()
     block = block_of(32, 32 * stride, stride, maps)
     with optimize(block), torch.no_grad():  # copies within the context are fast too
@@ -173,17 +176,17 @@ def test_what_is_no_number_shows_and_inference_is_the_same(stride):
         assert deepcopy(block)(maps).isnan().all()  # of batch statistics, as in torch
 
 
-def changed(change, stride=1):
+def changed(change: Any, stride: Any = 1) -> Any:
     block = resnet.BasicBlock(32, 32 * stride, stride)
     change(block)
     return block
 
 
-def put(name, layer, stride=1):
+def put(name: Any, layer: Any, stride: Any = 1) -> Any:
     return changed(lambda block: setattr(block, name, layer), stride)
 
 
-def convolution(inputs, outputs, size=3, padding=1, bias=False, **more):
+def convolution(inputs: Any, outputs: Any, size: Any = 3, padding: Any = 1, bias: Any = False, **more: Any) -> Any:
     return nn.Conv2d(inputs, outputs, size, padding=padding, bias=bias, **more)
 
 
@@ -193,7 +196,7 @@ class OwnConvolution(nn.Conv2d):
 
 @compiled
 @pytest.mark.parametrize("stride", [1, 2])
-def test_what_the_others_differ_from_goes_in_one(stride):
+def test_what_the_others_differ_from_goes_in_one(stride: Any) -> None:
     block = resnet.BasicBlock(32, 32 * stride, stride)
     with optimize(block):
         assert can_fuse_block(block, maps_of(8, 32, 16, 16))
@@ -237,7 +240,7 @@ OTHERS = {
 
 @compiled
 @pytest.mark.parametrize("name", OTHERS)
-def test_anything_else_goes_by_its_layers(monkeypatch, name):
+def test_anything_else_goes_by_its_layers(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     block = OTHERS[name]
     monkeypatch.setattr(basic_block, "fused_block", None)
     with optimize(block), torch.no_grad():
@@ -245,7 +248,7 @@ def test_anything_else_goes_by_its_layers(monkeypatch, name):
 
 
 @compiled
-def test_global_hooks_see_every_layer():
+def test_global_hooks_see_every_layer() -> None:
     heard, block = [], resnet.BasicBlock(32, 32, 1)
     handle = nn.modules.module.register_module_forward_hook(lambda module, *given: heard.append(type(module).__name__))
     try:
@@ -257,13 +260,13 @@ def test_global_hooks_see_every_layer():
 
 
 @pytest.mark.parametrize("stride", [1, 2])
-def test_maps_of_other_channels_get_torch_s_own_words(stride):
+def test_maps_of_other_channels_get_torch_s_own_words(stride: Any) -> None:
     block = resnet.BasicBlock(32, 32 * stride, stride)
     with optimize(block), pytest.raises(RuntimeError, match="channels"):
         block(torch.randn(8, 64, 16, 16))
 
 
-def with_another_kernel():
+def with_another_kernel() -> Any:
     block = resnet.BasicBlock(32, 64, 2)
     block.downsample[0].weight = nn.Parameter(torch.randn(64, 32, 3, 3))
     return block
@@ -279,14 +282,14 @@ def with_another_kernel():
         put("downsample", nn.Sequential(convolution(32, 32, 1, 0, stride=2), nn.BatchNorm2d(32)), 2),
     ],
 )
-def test_layers_that_do_not_fit_each_other_get_torch_s_own_words(monkeypatch, block):
+def test_layers_that_do_not_fit_each_other_get_torch_s_own_words(monkeypatch: pytest.MonkeyPatch, block: Any) -> None:
     monkeypatch.setattr(basic_block, "fused_block", None)
     with optimize(block), pytest.raises(RuntimeError):
         block(torch.randn(8, 32, 16, 16))
 
 
 @compiled
-def test_mixed_precision_and_compilers_go_by_the_layers(monkeypatch):
+def test_mixed_precision_and_compilers_go_by_the_layers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(basic_block, "fused_block", None)
     block, maps = resnet.BasicBlock(32, 32, 1), torch.randn(8, 32, 8, 8)
     with optimize(block), torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
@@ -305,7 +308,7 @@ def test_mixed_precision_and_compilers_go_by_the_layers(monkeypatch):
         ("resnet18", "cifar", [(64, 32)] * 3 + [(128, 16)] * 2 + [(256, 8)]),
     ],
 )
-def test_encoders_take_it(monkeypatch, encoder, stem, taken):
+def test_encoders_take_it(monkeypatch: pytest.MonkeyPatch, encoder: Any, stem: Any, taken: Any) -> None:
     found, fused = [], basic_block.fused_block
     monkeypatch.setattr(
         basic_block, "fused_block", lambda block, maps: found.append(tuple(maps.shape[1:3])) or fused(block, maps)

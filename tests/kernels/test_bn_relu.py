@@ -1,6 +1,7 @@
 """Fused BN + add + ReLU equals PyTorch's three layers, and runs only where it is supported."""
 
 from copy import deepcopy
+from typing import Any
 
 import pytest
 import torch
@@ -17,24 +18,24 @@ from psm.training.distributed import SyncBatchNormCPU
 
 
 @pytest.fixture(autouse=True)
-def any_size(monkeypatch):
+def any_size(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small maps too, which are quicker to test."""
     monkeypatch.setattr(bn_relu, "MIN_FLOATS", 0)
 
 
-def maps_of(*shape, seed=0, far=0.0):
+def maps_of(*shape: Any, seed: Any = 0, far: Any = 0.0) -> Any:
     draws = torch.Generator().manual_seed(seed)
     return (torch.randn(shape, generator=draws) + far).to(memory_format=torch.channels_last).requires_grad_()
 
 
-def norm_of(channels):
+def norm_of(channels: Any) -> Any:
     norm = nn.BatchNorm2d(channels)
     nn.init.uniform_(norm.weight, -1, 1)
     nn.init.normal_(norm.bias)
     return norm
 
 
-def passes(norm, maps, plus, near=0.0):
+def passes(norm: Any, maps: Any, plus: Any, near: Any = 0.0) -> Any:
     """Value, gradients and running moments.
 
     Values ``near`` zero weigh nothing: rounding may put them on either side of it, and their gradient with them.
@@ -61,7 +62,9 @@ def passes(norm, maps, plus, near=0.0):
     summed=st.booleans(),
     far=st.sampled_from([0.0, 1.0, 1000.0]),
 )
-def test_values_gradients_and_running_moments_equal_torch_s(batch, side, channels, summed, far):
+def test_values_gradients_and_running_moments_equal_torch_s(
+    batch: Any, side: Any, channels: Any, summed: Any, far: Any
+) -> None:
     maps = maps_of(batch, channels, side, side, far=far)
     plus = maps_of(batch, channels, side, side, seed=1) if summed else None
     norm = norm_of(channels)
@@ -75,7 +78,7 @@ def test_values_gradients_and_running_moments_equal_torch_s(batch, side, channel
 
 
 @compiled
-def test_it_errs_less_than_torch():
+def test_it_errs_less_than_torch() -> None:
     """Far from zero, where a single pass in single precision would lose most."""
     maps, norm = maps_of(64, 32, 16, 16, far=100.0), norm_of(32)
     with torch.no_grad():
@@ -87,7 +90,7 @@ def test_it_errs_less_than_torch():
 
 @compiled
 @pytest.mark.parametrize("summed", [False, True])
-def test_what_is_no_number_shows_as_in_torch(summed):
+def test_what_is_no_number_shows_as_in_torch(summed: Any) -> None:
     norm, plus = norm_of(32), torch.zeros(4, 32, 4, 4) if summed else None
     plus = plus if plus is None else plus.contiguous(memory_format=torch.channels_last)
     for value in (float("nan"), float("inf"), -float("inf")):
@@ -105,7 +108,7 @@ def test_what_is_no_number_shows_as_in_torch(summed):
 
 
 @compiled
-def test_the_gradient_can_be_taken_twice():
+def test_the_gradient_can_be_taken_twice() -> None:
     maps, norm = maps_of(8, 32, 4, 4), norm_of(32)
     out = bn_relu.bn_add_relu(norm, maps)
     first, second = (torch.autograd.grad(out.sum(), (maps, norm.weight), retain_graph=True) for _ in range(2))
@@ -113,7 +116,7 @@ def test_the_gradient_can_be_taken_twice():
 
 
 @compiled
-def test_it_is_the_same_each_time_and_for_any_number_of_threads():
+def test_it_is_the_same_each_time_and_for_any_number_of_threads() -> None:
     """Bit for bit: pieces are summed in their order, whoever comes first."""
     norm, maps = norm_of(32), maps_of(64, 32, 16, 16)
     found = []
@@ -123,13 +126,13 @@ def test_it_is_the_same_each_time_and_for_any_number_of_threads():
     assert all(torch.equal(x, y) for again in found[1:] for x, y in zip(again, found[0], strict=True))
 
 
-def without_bias():
+def without_bias() -> Any:
     norm = nn.BatchNorm2d(32)
     norm.bias = None
     return norm
 
 
-def eval_norm():
+def eval_norm() -> Any:
     return nn.BatchNorm2d(32).eval()
 
 
@@ -151,12 +154,12 @@ def eval_norm():
         (SyncBatchNormCPU(32), maps_of(8, 32, 4, 4)),
     ],
 )
-def test_any_other_norm_is_left_alone(norm, maps):
+def test_any_other_norm_is_left_alone(norm: Any, maps: Any) -> None:
     assert not bn_relu.supports(norm, maps, None)
 
 
 @compiled
-def test_outside_the_context_it_is_torch_s(monkeypatch):
+def test_outside_the_context_it_is_torch_s(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bn_relu, "bn_add_relu", None)
     norm, maps = norm_of(32), maps_of(8, 32, 4, 4)
     with torch.no_grad():
@@ -164,14 +167,14 @@ def test_outside_the_context_it_is_torch_s(monkeypatch):
 
 
 @compiled
-def test_small_maps_are_torch_s(monkeypatch):
+def test_small_maps_are_torch_s(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bn_relu, "MIN_FLOATS", 2**20)
     assert not bn_relu.supports(norm_of(32), maps_of(8, 32, 4, 4), None)
     assert bn_relu.supports(norm_of(32), torch.empty(512, 32, 16, 16, memory_format=torch.channels_last), None)
 
 
 @compiled
-def test_a_network_takes_it(monkeypatch):
+def test_a_network_takes_it(monkeypatch: pytest.MonkeyPatch) -> None:
     taken, plain = [], bn_relu.bn_add_relu
     monkeypatch.setattr(bn_relu, "bn_add_relu", lambda *given: taken.append(given[2] is not None) or plain(*given))
     monkeypatch.setattr(dispatch, "can_fuse_block", lambda *given: False)  # layer by layer

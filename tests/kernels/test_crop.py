@@ -2,6 +2,7 @@
 
 from contextlib import nullcontext
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -18,12 +19,12 @@ from psm.views.transform import Views
 MEAN, STD = (0.5, 0.4, 0.3), (0.25, 0.2, 0.3)
 
 
-def images_of(count, height, width):
+def images_of(count: Any, height: Any, width: Any) -> Any:
     draws = torch.Generator().manual_seed(count + height)
     return torch.randint(0, 256, (count, 3, height, width), dtype=torch.uint8, generator=draws)
 
 
-def slopes(count, height, width):
+def slopes(count: Any, height: Any, width: Any) -> Any:
     """Images in which every pixel differs from those beside it, and ends differ most."""
     down, across = torch.arange(height)[:, None] / height, torch.arange(width) / width
     return (
@@ -31,14 +32,14 @@ def slopes(count, height, width):
     )
 
 
-def made(views, images, kernel=True, channels_last=False, draws=None):
+def made(views: Any, images: Any, kernel: Any = True, channels_last: Any = False, draws: Any = None) -> Any:
     """Views, by the plain definition if ``kernel`` is False."""
     draws = draws or views.sample_params(len(images), torch.Generator().manual_seed(1))
     with nullcontext() if kernel else kernels.disabled():
         return views.apply(images, draws, channels_last=channels_last)
 
 
-def op_arguments(images, size=32, views=None, draws=None):
+def op_arguments(images: Any, size: Any = 32, views: Any = None, draws: Any = None) -> Any:
     """Arguments of ``ops.crop_color`` for two views of images."""
     views = views or Views(ViewsConfig(), size, MEAN, STD)
     draws = draws or views.sample_params(len(images), torch.Generator().manual_seed(1))
@@ -60,7 +61,9 @@ def op_arguments(images, size=32, views=None, draws=None):
     channels_last=st.booleans(),
     threads=st.integers(1, 3),
 )
-def test_views_are_those_of_torch(count, height, width, size, later, crop_scale, channels_last, threads):
+def test_views_are_those_of_torch(
+    count: Any, height: Any, width: Any, size: Any, later: Any, crop_scale: Any, channels_last: Any, threads: int
+) -> None:
     views = Views(ViewsConfig(size=size, crop_scale=crop_scale, **({"blur": 0.0} | later)), size, MEAN, STD)
     images = images_of(count, height, width)
     with using(threads):
@@ -76,7 +79,7 @@ def test_views_are_those_of_torch(count, height, width, size, later, crop_scale,
 
 
 @compiled
-def test_most_of_a_large_image_goes_into_a_small_view():
+def test_most_of_a_large_image_goes_into_a_small_view() -> None:
     """Every pixel counts: many of them for each place."""
     views = Views(ViewsConfig(size=3, crop_scale=[0.9, 1.0], crop_ratio=[0.5, 2.0], blur=0.0), 3, MEAN, STD)
     for images in (slopes(4, 700, 513), slopes(4, 1, 900), slopes(4, 900, 2), slopes(2, 4096, 4096)):
@@ -85,7 +88,7 @@ def test_most_of_a_large_image_goes_into_a_small_view():
 
 @compiled
 @pytest.mark.parametrize("blur", [0.0, 0.5])
-def test_three_views_in_several_parts_of_images_that_lie_apart(blur):
+def test_three_views_in_several_parts_of_images_that_lie_apart(blur: Any) -> None:
     views = Views(ViewsConfig(size=64, blur=blur), 64, MEAN, STD)
     images = images_of(100, 64, 128)[..., ::2]
     draws = views.sample_params(100, torch.Generator().manual_seed(1), views=3)
@@ -94,7 +97,7 @@ def test_three_views_in_several_parts_of_images_that_lie_apart(blur):
 
 
 @compiled
-def test_draws_that_images_share_and_boxes_that_are_none():
+def test_draws_that_images_share_and_boxes_that_are_none() -> None:
     views, images = Views(ViewsConfig(), 32, MEAN, STD), images_of(4, 32, 32)
     draws = views.sample_params(4, torch.Generator().manual_seed(1))
     shared = replace(
@@ -114,7 +117,7 @@ def test_draws_that_images_share_and_boxes_that_are_none():
 
 
 @compiled
-def test_a_image_s_view_does_not_depend_on_its_company_or_on_threads():
+def test_a_image_s_view_does_not_depend_on_its_company_or_on_threads() -> None:
     """Bit for bit, whoever comes first: or processes that share a batch would not share its views."""
     views, images = Views(ViewsConfig(), 32, MEAN, STD), images_of(40, 32, 32)
     draws, found = views.sample_params(40, torch.Generator().manual_seed(1)), []
@@ -126,7 +129,7 @@ def test_a_image_s_view_does_not_depend_on_its_company_or_on_threads():
 
 
 @compiled
-def test_neither_default_type_nor_device_changes_it():
+def test_neither_default_type_nor_device_changes_it() -> None:
     views, images = Views(ViewsConfig(), 32, MEAN, STD), images_of(4, 32, 32)
     draws = views.sample_params(4, torch.Generator().manual_seed(1))
     expected = made(views, images, draws=draws)
@@ -143,7 +146,7 @@ def test_neither_default_type_nor_device_changes_it():
 
 
 @compiled
-def test_what_it_does_not_support():
+def test_what_it_does_not_support() -> None:
     images = images_of(4, 32, 32)
     assert crop.supports(*op_arguments(images))
     assert not crop.supports(images.to("meta"), *op_arguments(images)[1:])
@@ -161,7 +164,7 @@ def test_what_it_does_not_support():
 
 
 @pytest.mark.parametrize("strided", [False, True])
-def test_other_views_are_made_by_the_definition(monkeypatch, strided):
+def test_other_views_are_made_by_the_definition(monkeypatch: pytest.MonkeyPatch, strided: Any) -> None:
     monkeypatch.setitem(ops._kernels, "crop_color", ops.Kernel(crop.supports, None))
     images = images_of(4, 32, 32)
     *given, out = op_arguments(images)
@@ -178,10 +181,10 @@ def test_other_views_are_made_by_the_definition(monkeypatch, strided):
 
 
 @compiled
-def test_it_is_taken(monkeypatch):
+def test_it_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     taken = []
 
-    def counted(*given):
+    def counted(*given: Any) -> Any:
         return crop.supports(*given) and not taken.append(len(given[0]))
 
     monkeypatch.setitem(ops._kernels, "crop_color", ops.Kernel(counted, crop.crop_color))

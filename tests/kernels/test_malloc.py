@@ -4,6 +4,7 @@ import ctypes
 import os
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 
@@ -23,14 +24,14 @@ print(sum(faults() for _ in range(10)))
 """
 
 
-def count(how):
+def count(how: Any) -> Any:
     result = subprocess.run([sys.executable, "-c", FAULTS, how], capture_output=True, text=True, check=True)
     return int(result.stdout)
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="tunes glibc")
 @pytest.mark.skipif("libasan" in os.environ.get("LD_PRELOAD", ""), reason="AddressSanitizer replaces malloc")
-def test_what_is_freed_is_used_again():
+def test_what_is_freed_is_used_again() -> None:
     kept = count("kept")
     if kept < 0 and not hasattr(ctypes.CDLL(None), "mallopt"):
         pytest.skip("this C library cannot be told")

@@ -1,5 +1,7 @@
 """Top-k and log-sum-exp of similarities with a bank equal PyTorch's, and their kernels run only where supported."""
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -13,22 +15,22 @@ from psm.mining.memory_bank import MemoryBank
 
 
 @pytest.fixture(autouse=True)
-def any_size(monkeypatch):
+def any_size(monkeypatch: pytest.MonkeyPatch) -> None:
     """Few rows too, which are quicker to test."""
     monkeypatch.setattr(similarity, "MIN_PAIRS", 0)
 
 
-def unit(*shape, seed=0):
+def unit(*shape: Any, seed: Any = 0) -> Any:
     return normalize(torch.randn(shape, generator=torch.Generator().manual_seed(seed)), dim=1)
 
 
-def bank_of(rows, ids=None):
+def bank_of(rows: Any, ids: Any = None) -> Any:
     bank = MemoryBank(*rows.shape)
     bank.enqueue(rows, torch.arange(len(rows)) if ids is None else ids)
     return bank
 
 
-def by_torch(bank, *given):
+def by_torch(bank: Any, *given: Any) -> Any:
     with kernels.disabled():
         return bank_of(*bank).search(*given)
 
@@ -44,7 +46,7 @@ def by_torch(bank, *given):
     own=st.booleans(),
     threads=st.integers(1, 3),
 )
-def test_it_finds_the_largest(queries, rows, width, k, images, own, threads):
+def test_it_finds_the_largest(queries: Any, rows: Any, width: Any, k: Any, images: Any, own: Any, threads: int) -> None:
     vectors, held = unit(queries, width, seed=1), unit(rows, width)
     ids, whose = torch.arange(rows) % images, torch.arange(queries) % images
     k = min(k, rows // similarity.BLOCK // 2 // runtime.simd_width())
@@ -61,7 +63,7 @@ def test_it_finds_the_largest(queries, rows, width, k, images, own, threads):
 
 @compiled
 @pytest.mark.parametrize("count", [64, 100])  # in whole vectors, and not
-def test_a_bank_mines_the_same_with_it(count):
+def test_a_bank_mines_the_same_with_it(count: Any) -> None:
     rows, vectors = unit(3000, 32), unit(count, 32, seed=1)
     ids, own = torch.arange(3000) % 500, torch.arange(count)
     found = bank_of(rows, ids).search(vectors, 5, own)
@@ -71,7 +73,7 @@ def test_a_bank_mines_the_same_with_it(count):
 
 @compiled
 @pytest.mark.parametrize("broken", ["row", "query"])
-def test_what_is_no_number_shows_as_in_torch(broken):
+def test_what_is_no_number_shows_as_in_torch(broken: Any) -> None:
     rows, vectors = unit(3000, 32), unit(40, 32, seed=1)
     (rows if broken == "row" else vectors)[7, 3] = torch.nan
     found = bank_of(rows).search(vectors, 2)
@@ -80,13 +82,13 @@ def test_what_is_no_number_shows_as_in_torch(broken):
 
 
 @compiled
-def test_where_all_rows_are_one_s_own_nothing_is_found():
+def test_where_all_rows_are_one_s_own_nothing_is_found() -> None:
     found = bank_of(unit(3000, 32), torch.full((3000,), 5)).search(unit(40, 32), 2, torch.arange(40))
     assert found.found.tolist() == [place != 5 for place in range(40)]
 
 
 @compiled
-def test_too_few_rows_beside_a_last_block_that_is_not_full():
+def test_too_few_rows_beside_a_last_block_that_is_not_full() -> None:
     """The places beyond it are as little as one's own rows."""
     ids = torch.full((1933,), 7)
     ids[-1] = 8
@@ -97,7 +99,7 @@ def test_too_few_rows_beside_a_last_block_that_is_not_full():
 
 @compiled
 @pytest.mark.parametrize("fill", [1933, 2000])
-def test_a_bank_that_is_not_full_and_vectors_that_lie_apart(fill):
+def test_a_bank_that_is_not_full_and_vectors_that_lie_apart(fill: Any) -> None:
     bank, rows = MemoryBank(3000, 32), unit(fill, 32)
     bank.enqueue(rows, torch.arange(fill))
     vectors = torch.randn(2, 32, 80, generator=torch.Generator().manual_seed(1))[0].T
@@ -108,7 +110,7 @@ def test_a_bank_that_is_not_full_and_vectors_that_lie_apart(fill):
 
 
 @compiled
-def test_the_default_device_does_not_matter():
+def test_the_default_device_does_not_matter() -> None:
     bank, vectors = bank_of(unit(3000, 32)), unit(40, 32, seed=1)
     expected = bank.search(vectors, 3).ids
     with torch.device("meta"):
@@ -117,7 +119,7 @@ def test_the_default_device_does_not_matter():
 
 
 @pytest.mark.parametrize("count", [16, 64])
-def test_what_does_not_fit_is_refused(count):
+def test_what_does_not_fit_is_refused(count: Any) -> None:
     bank = bank_of(unit(3000, 32))
     with pytest.raises(RuntimeError, match="cannot be multiplied"):
         bank.search(unit(count, 16), 1)
@@ -129,11 +131,11 @@ def test_what_does_not_fit_is_refused(count):
 
 
 @compiled
-def test_a_bank_takes_it_at_the_paper_s_size_and_holds_no_matrix(monkeypatch):
+def test_a_bank_takes_it_at_the_paper_s_size_and_holds_no_matrix(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()  # the real least
     taken, supports = [], similarity.supports_topk
 
-    def counted(*given):
+    def counted(*given: Any) -> Any:
         return supports(*given) and not taken.append(len(given[1]))
 
     monkeypatch.setitem(ops._kernels, "topk_similarity", ops.Kernel(counted, similarity.topk_similarity))
@@ -145,7 +147,7 @@ def test_a_bank_takes_it_at_the_paper_s_size_and_holds_no_matrix(monkeypatch):
 
 
 @compiled
-def test_slices_of_a_bank_join(monkeypatch):
+def test_slices_of_a_bank_join(monkeypatch: pytest.MonkeyPatch) -> None:
     import psm.mining.memory_bank
 
     rows, vectors = unit(5120, 32), unit(64, 32, seed=1)
@@ -156,7 +158,7 @@ def test_slices_of_a_bank_join(monkeypatch):
 
 
 @compiled
-def test_it_is_the_same_each_time_and_for_any_number_of_threads():
+def test_it_is_the_same_each_time_and_for_any_number_of_threads() -> None:
     rows, vectors, found = unit(3000, 32), unit(64, 32, seed=1), []
     for threads in (1, 2, 2, 3):
         with using(threads):
@@ -165,7 +167,7 @@ def test_it_is_the_same_each_time_and_for_any_number_of_threads():
 
 
 @compiled
-def test_it_applies_where_it_can_read_and_helps(monkeypatch):
+def test_it_applies_where_it_can_read_and_helps(monkeypatch: pytest.MonkeyPatch) -> None:
     vectors, rows, ids = unit(64, 32), unit(3000, 32), torch.arange(64)
     assert similarity.supports_topk(vectors, rows, 5, ids, ids)
     assert not similarity.supports_topk(vectors.double(), rows.double(), 5)
@@ -181,7 +183,7 @@ def test_it_applies_where_it_can_read_and_helps(monkeypatch):
     assert not similarity.supports_topk(vectors, rows, 5)
 
 
-def test_wide_ids_are_told_apart():
+def test_wide_ids_are_told_apart() -> None:
     rows = unit(3000, 32)
     ids = torch.arange(3000) * 2**32 + 7
     assert bank_of(rows, ids).search(rows[:64], 1, ids[:64] + 2**32).ids[:, 0].tolist() == ids[:64].tolist()
@@ -195,7 +197,9 @@ def test_wide_ids_are_told_apart():
     temperature=st.sampled_from([1.0, 0.2, 0.01]),
     threads=st.integers(1, 3),
 )
-def test_the_sum_of_exponentials_and_its_gradient_equal_those_of_the_matrix(count, rows, width, temperature, threads):
+def test_the_sum_of_exponentials_and_its_gradient_equal_those_of_the_matrix(
+    count: Any, rows: Any, width: Any, temperature: Any, threads: int
+) -> None:
     queries, rows = (unit(count, width, seed=1) / temperature).requires_grad_(), unit(rows, width)
     with using(threads):
         found = ops.logsumexp_similarity(queries, rows)
@@ -207,7 +211,7 @@ def test_the_sum_of_exponentials_and_its_gradient_equal_those_of_the_matrix(coun
 
 
 @compiled
-def test_a_sum_over_many_rows_loses_nothing():
+def test_a_sum_over_many_rows_loses_nothing() -> None:
     queries, rows = unit(64, 128, seed=1) / 0.2, unit(50_000, 128)
     found, mean = similarity.logsumexp_and_mean(queries, rows)
     exact = queries.double() @ rows.double().T
@@ -217,7 +221,7 @@ def test_a_sum_over_many_rows_loses_nothing():
 
 @compiled
 @pytest.mark.parametrize("largest", ["first", "last"])
-def test_a_sum_of_far_apart_exponentials(largest):
+def test_a_sum_of_far_apart_exponentials(largest: Any) -> None:
     """Far beyond what a float can hold, whichever comes first."""
     rows = unit(1000, 32)
     queries = 500 * rows[: 1 if largest == "first" else None][-1:].expand(64, -1)
@@ -227,7 +231,7 @@ def test_a_sum_of_far_apart_exponentials(largest):
 
 
 @pytest.mark.parametrize("rows", [40, 3000])
-def test_a_sum_hides_no_damage_and_none_are_nothing(rows):
+def test_a_sum_hides_no_damage_and_none_are_nothing(rows: Any) -> None:
     queries, rows = unit(40, 32, seed=1), unit(rows, 32)
     queries[3, 5] = torch.nan
     queries.requires_grad_()
@@ -241,7 +245,7 @@ def test_a_sum_hides_no_damage_and_none_are_nothing(rows):
     assert ops.logsumexp_similarity(queries, rows).isnan().all()
 
 
-def test_a_sum_takes_vectors_that_do_not_lie_in_a_row():
+def test_a_sum_takes_vectors_that_do_not_lie_in_a_row() -> None:
     draws = torch.Generator().manual_seed(0)
     queries, rows = (torch.randn(128, n, generator=draws).T for n in (40, 300))
     torch.testing.assert_close(ops.logsumexp_similarity(queries, rows), torch.logsumexp(queries @ rows.T, 1))
@@ -253,7 +257,7 @@ def test_a_sum_takes_vectors_that_do_not_lie_in_a_row():
 
 
 @compiled
-def test_a_sum_is_taken_where_it_can_be_read_and_helps(monkeypatch):
+def test_a_sum_is_taken_where_it_can_be_read_and_helps(monkeypatch: pytest.MonkeyPatch) -> None:
     queries, rows = unit(64, 32), unit(3000, 32)
     assert similarity.supports_logsumexp(queries, rows)
     assert not similarity.supports_logsumexp(queries.double(), rows.double())
@@ -265,7 +269,7 @@ def test_a_sum_is_taken_where_it_can_be_read_and_helps(monkeypatch):
 
 
 @compiled
-def test_a_sum_is_the_same_for_any_number_of_threads():
+def test_a_sum_is_the_same_for_any_number_of_threads() -> None:
     queries, rows, found = unit(100, 32) / 0.2, unit(3000, 32), []
     for threads in (1, 2, 3):
         with using(threads):

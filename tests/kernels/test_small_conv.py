@@ -2,6 +2,7 @@
 
 from contextlib import nullcontext
 from copy import deepcopy
+from typing import Any
 
 import pytest
 import torch
@@ -23,7 +24,7 @@ KERNELS = [(1, 1), (2, 2), (3, 3), (5, 5), (3, 5), (7, 7)]
 STRIDES, PADDINGS = [1, 2, 3, (1,), (1, 2)], [0, 1, 2, (1,), (1, 2), "same", "valid"]
 
 
-def fits(height, width, kernel, padding, dilation):
+def fits(height: Any, width: Any, kernel: Any, padding: Any, dilation: Any) -> Any:
     """True if the kernel fits in the padded input, as PyTorch requires."""
     if padding == "same":
         return True
@@ -48,7 +49,7 @@ CONVOLUTIONS = st.fixed_dictionaries(
 ).filter(lambda c: c["padding"] != "same" or c["stride"] in (1, (1,)))
 
 
-def layer_and_images(c):
+def layer_and_images(c: Any) -> Any:
     draws = torch.Generator().manual_seed(c["height"] * 7 + c["width"])
     images = torch.randn(c["batch"], 4, c["height"], c["width"], generator=draws, dtype=torch.double)
     options = (c["stride"], c["padding"], c["dilation"], c["groups"], c["biased"])
@@ -57,7 +58,7 @@ def layer_and_images(c):
 
 
 @given(CONVOLUTIONS.filter(lambda c: fits(c["height"], c["width"], c["kernel"], c["padding"], c["dilation"])))
-def test_value_and_gradient_equal_the_convolution(convolution):
+def test_value_and_gradient_equal_the_convolution(convolution: Any) -> None:
     """Over shapes, strides, paddings and memory formats, supported or not."""
     layer, images = layer_and_images(convolution)
     results = []
@@ -73,7 +74,7 @@ def test_value_and_gradient_equal_the_convolution(convolution):
 
 
 @given(CONVOLUTIONS.filter(lambda c: not fits(c["height"], c["width"], c["kernel"], c["padding"], c["dilation"])))
-def test_a_kernel_larger_than_the_input_is_refused_as_by_pytorch(convolution):
+def test_a_kernel_larger_than_the_input_is_refused_as_by_pytorch(convolution: Any) -> None:
     layer, images = layer_and_images(convolution)
     for mode in (nullcontext, optimize):
         with mode(layer), pytest.raises(RuntimeError, match=r"Kernel size|[Oo]utput size"):
@@ -92,7 +93,9 @@ def test_a_kernel_larger_than_the_input_is_refused_as_by_pytorch(convolution):
         (2, 1, 1, 0, None),
     ],
 )
-def test_it_applies_where_each_output_sees_the_whole_map(size, kernel, stride, padding, starts):
+def test_it_applies_where_each_output_sees_the_whole_map(
+    size: Any, kernel: Any, stride: Any, padding: Any, starts: Any
+) -> None:
     found = kernel_windows(size, kernel, stride, padding)
     assert (found and [window.start for window in found]) == starts
 
@@ -108,13 +111,15 @@ def test_it_applies_where_each_output_sees_the_whole_map(size, kernel, stride, p
         ((4, 4), (3, 3), (2, 2), (0, 0), False),
     ],
 )
-def test_it_samples_places_where_the_kernel_has_one(size, kernel, stride, padding, applies):
+def test_it_samples_places_where_the_kernel_has_one(
+    size: Any, kernel: Any, stride: Any, padding: Any, applies: Any
+) -> None:
     assert is_small_strided_1x1(size, kernel, stride, padding) == applies
 
 
 @pytest.mark.parametrize("stem", ["cifar", "imagenet"])
 @pytest.mark.parametrize("channels_last", [False, True])
-def test_a_network_learns_the_same_and_stays_what_it_was(stem, channels_last):
+def test_a_network_learns_the_same_and_stays_what_it_was(stem: Any, channels_last: Any) -> None:
     torch.manual_seed(0)
     network = factory.create_encoder("tiny", stem, 32).double()
     images = torch.randn(6, 3, 32, 32, dtype=torch.double)
@@ -132,7 +137,7 @@ def test_a_network_learns_the_same_and_stays_what_it_was(stem, channels_last):
 
 
 @pytest.mark.parametrize(("size", "kernel", "stride", "padding"), TOOM_COOK)
-def test_the_products_are_the_convolution(size, kernel, stride, padding):
+def test_the_products_are_the_convolution(size: Any, kernel: Any, stride: Any, padding: Any) -> None:
     """As a tensor: outputs x taps x map, a one wherever the tap of that output meets that place of the map."""
     maps, taps, out = (torch.tensor(matrix, dtype=torch.double) for matrix in TOOM_COOK[size, kernel, stride, padding])
     found = torch.einsum("op,pt,px->otx", out, taps, maps)
@@ -143,14 +148,14 @@ def test_the_products_are_the_convolution(size, kernel, stride, padding):
 
 
 @pytest.mark.parametrize(("size", "stride"), [(4, 1), (2, 1), (4, 2)])
-def test_single_precision_errs_as_little_as_torch(size, stride):
+def test_single_precision_errs_as_little_as_torch(size: Any, stride: Any) -> None:
     """Against double precision, at the widths of a ResNet; of the same size as what torch errs by."""
     draws = torch.Generator().manual_seed(size)
     maps = torch.randn(64, 128, size, size, generator=draws).relu().requires_grad_()
     layer = nn.Conv2d(128, 256, 3, stride, padding=1, bias=False)
     nn.init.normal_(layer.weight, std=0.03, generator=draws)
 
-    def passes(maps, layer, mode):
+    def passes(maps: Any, layer: Any, mode: Any) -> Any:
         with mode(layer):
             out = layer(maps)
         weights = torch.cos(torch.arange(out.numel(), dtype=out.dtype)).view_as(out)
@@ -163,7 +168,7 @@ def test_single_precision_errs_as_little_as_torch(size, stride):
         assert error < max(3 * usual, 4e-6)
 
 
-def test_the_products_are_really_taken(monkeypatch):
+def test_the_products_are_really_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     """By a ResNet at 32 pixels with the ImageNet stem: layer 2 and on, but for its strided first and 1x1 shortcuts."""
     taken = {"conv_as_gemm": [], "toom_cook_conv": [], "strided_1x1_as_linear": []}
     for name, sizes in taken.items():
@@ -177,7 +182,7 @@ def test_the_products_are_really_taken(monkeypatch):
     assert taken["strided_1x1_as_linear"] == [4, 2]
 
 
-def test_half_precision_keeps_away_from_the_transforms():
+def test_half_precision_keeps_away_from_the_transforms() -> None:
     """Their rounding would be that of bfloat16, three times over."""
     layer = nn.Conv2d(4, 6, 3, padding=1).bfloat16()
     maps = torch.randn(2, 4, 4, 4).bfloat16()
@@ -187,7 +192,7 @@ def test_half_precision_keeps_away_from_the_transforms():
 
 
 @pytest.mark.parametrize("size", [1, 2, 4])
-def test_autocast_is_torch_s(size):
+def test_autocast_is_torch_s(size: Any) -> None:
     """The linear layer of a 1x1 map runs in half precision too, the transforms of larger ones give way."""
     layer, maps = nn.Conv2d(4, 6, 3, padding=1), torch.randn(2, 4, size, size)
     with torch.autocast("cpu", torch.bfloat16):
@@ -198,7 +203,7 @@ def test_autocast_is_torch_s(size):
     torch.testing.assert_close(out, plain, rtol=2e-2, atol=2e-2)
 
 
-def test_transforms_made_in_inference_mode_serve_training():
+def test_transforms_made_in_inference_mode_serve_training() -> None:
     layer, maps = nn.Conv2d(4, 6, 3, padding=1), torch.randn(2, 4, 4, 4)
     transforms.cache_clear()
     with optimize(layer):
@@ -208,7 +213,7 @@ def test_transforms_made_in_inference_mode_serve_training():
     assert maps.grad is not None
 
 
-def test_transforms_stay_on_the_cpu_whatever_the_default_device():
+def test_transforms_stay_on_the_cpu_whatever_the_default_device() -> None:
     layer, maps = nn.Conv2d(4, 6, 3, padding=1), torch.randn(2, 4, 4, 4)
     transforms.cache_clear()
     with optimize(layer), torch.device("meta"):

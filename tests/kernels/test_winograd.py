@@ -8,6 +8,7 @@ import sys
 from contextlib import nullcontext
 from copy import deepcopy
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -29,12 +30,12 @@ FORMATS = (torch.contiguous_format, torch.channels_last)
 @pytest.mark.skipif(
     not (sys.platform == "linux" and platform.machine() == "x86_64" and shutil.which("cc")), reason="no C compiler"
 )
-def test_it_is_compiled_where_it_can_be():
+def test_it_is_compiled_where_it_can_be() -> None:
     assert runtime._native is not None, "run pip install again: psm was installed without its compiled part"
     assert runtime.gomp_parallel(), "torch's OpenMP library was not found, so that only one thread would run"
 
 
-def passes(maps, layer, mode=nullcontext):
+def passes(maps: Any, layer: Any, mode: Any = nullcontext) -> Any:
     """The value, and the gradients of maps and parameters for an uneven gradient of the value."""
     with mode(layer):
         out = layer(maps)
@@ -56,8 +57,8 @@ def passes(maps, layer, mode=nullcontext):
     stride=st.sampled_from([1, 2]),
 )
 def test_value_and_gradient_equal_the_convolution(
-    batch, height, width, inputs, outputs, biased, formats, threads, stride
-):
+    batch: Any, height: Any, width: Any, inputs: Any, outputs: Any, biased: Any, formats: Any, threads: int, stride: Any
+) -> None:
     height, width = height * stride, width * stride
     draws = torch.Generator().manual_seed(batch)
     maps = torch.randn(batch, inputs, height, width, generator=draws).to(memory_format=formats[0]).requires_grad_()
@@ -74,7 +75,7 @@ def test_value_and_gradient_equal_the_convolution(
 
 @compiled
 @pytest.mark.parametrize(("channels", "size", "batch"), [(32, 16, 128), (64, 32, 16), (256, 8, 64)])
-def test_single_precision_errs_as_little_as_torch(channels, size, batch):
+def test_single_precision_errs_as_little_as_torch(channels: Any, size: Any, batch: Any) -> None:
     draws = torch.Generator().manual_seed(size)
     maps = torch.randn(batch, channels, size, size, generator=draws).relu().requires_grad_()
     layer = resnet.convolution(channels, channels, 3)
@@ -86,7 +87,7 @@ def test_single_precision_errs_as_little_as_torch(channels, size, batch):
 
 
 @compiled
-def test_only_the_gradients_that_are_asked_for_are_computed():
+def test_only_the_gradients_that_are_asked_for_are_computed() -> None:
     layer, maps = resnet.convolution(32, 32, 3), torch.randn(32, 32, 8, 8)
     wanted = passes(maps.clone().requires_grad_(), layer)
     with optimize(layer):
@@ -101,7 +102,7 @@ def test_only_the_gradients_that_are_asked_for_are_computed():
 
 
 @compiled
-def test_it_is_the_same_each_time_whoever_comes_first():
+def test_it_is_the_same_each_time_whoever_comes_first() -> None:
     """Bit for bit, or no run could be resumed so; and values, without the sum over maps, for any number of threads."""
     layer, maps = resnet.convolution(64, 64, 3), torch.randn(48, 64, 8, 8, requires_grad=True)
     with using(2):
@@ -114,7 +115,7 @@ def test_it_is_the_same_each_time_whoever_comes_first():
 
 
 @compiled
-def test_second_derivatives_are_refused():
+def test_second_derivatives_are_refused() -> None:
     layer, maps = resnet.convolution(32, 32, 3), torch.randn(32, 32, 8, 8, requires_grad=True)
     with optimize(layer):
         (gradient,) = torch.autograd.grad(layer(maps).square().sum(), maps, create_graph=True)
@@ -140,7 +141,7 @@ def test_second_derivatives_are_refused():
         ((32, 32, 8, 8), nn.Conv2d(32, 32, 3, padding=1).bfloat16()),
     ],
 )
-def test_anything_else_is_torch_s(monkeypatch, shape, layer):
+def test_anything_else_is_torch_s(monkeypatch: pytest.MonkeyPatch, shape: Any, layer: Any) -> None:
     monkeypatch.setattr(winograd, "winograd_conv", None)
     maps = torch.randn(shape).to(layer.weight.dtype)
     with optimize(layer), torch.no_grad():
@@ -148,7 +149,7 @@ def test_anything_else_is_torch_s(monkeypatch, shape, layer):
     assert torch.equal(found, layer(maps))
 
 
-def test_without_a_compiler_all_is_torch_s(monkeypatch):
+def test_without_a_compiler_all_is_torch_s(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runtime, "_native", None)
     runtime.native_width.cache_clear()
     try:
@@ -161,13 +162,13 @@ def test_without_a_compiler_all_is_torch_s(monkeypatch):
 
 
 @compiled
-def test_a_tensor_without_numbers_is_torch_s():
+def test_a_tensor_without_numbers_is_torch_s() -> None:
     with FakeTensorMode(), optimize(layer := nn.Conv2d(32, 32, 3, padding=1)):
         assert layer(torch.empty(32, 32, 8, 8)).shape == (32, 32, 8, 8)
 
 
 @compiled
-def test_a_resnet_takes_them(monkeypatch):
+def test_a_resnet_takes_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """With the CIFAR stem at 32 pixels: three stages and the fourth's first, all but the shortcuts."""
     taken, plain = [], winograd.winograd_conv
     monkeypatch.setattr(
@@ -181,7 +182,7 @@ def test_a_resnet_takes_them(monkeypatch):
 
 
 @compiled
-def test_many_threads_do_not_fill_memory_with_their_sums(monkeypatch):
+def test_many_threads_do_not_fill_memory_with_their_sums(monkeypatch: pytest.MonkeyPatch) -> None:
     maps, weight = torch.empty(512, 64, 8, 8), torch.empty(64, 64, 3, 3)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 256)
     assert winograd._slots(maps.shape, winograd.TILINGS[1]) == 57  # nine maps at a time
@@ -212,13 +213,13 @@ CROP |= {"channel_stride": 1}
         ("crop_color", CropArgs, CROP | {"num_images": 0}, "must not be empty"),
     ],
 )
-def test_wrong_sizes_are_refused(kernel, struct, sizes, message):
+def test_wrong_sizes_are_refused(kernel: Any, struct: Any, sizes: Any, message: Any) -> None:
     with pytest.raises(ValueError, match=message):
         runtime.launch(kernel, struct, **sizes)
 
 
 @compiled
-def test_only_what_a_pass_has_and_tensors_that_it_can_read_are_taken():
+def test_only_what_a_pass_has_and_tensors_that_it_can_read_are_taken() -> None:
     sizes = {"rows": 4, "channels": 32, "chunk_rows": 4}
     maps = torch.zeros(4, 32)
     for wrong in (maps.double(), maps.to("meta"), maps.to_sparse()):
@@ -231,7 +232,7 @@ def test_only_what_a_pass_has_and_tensors_that_it_can_read_are_taken():
 
 
 @compiled
-def test_a_part_compiled_from_another_version_is_told(monkeypatch):
+def test_a_part_compiled_from_another_version_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """As after an update of the sources without a new install."""
     grown = type("Pass", (bn_relu.BatchNormArgs,), {"_fields_": [("more", ctypes.c_void_p)]})
     with pytest.raises(RuntimeError, match="install it again"):
@@ -240,7 +241,7 @@ def test_a_part_compiled_from_another_version_is_told(monkeypatch):
         runtime.launch("tomorrow", bn_relu.BatchNormArgs, rows=1, channels=32, chunk_rows=1)
 
 
-def test_what_only_stands_for_numbers_is_torch_s():
+def test_what_only_stands_for_numbers_is_torch_s() -> None:
     """Within torch.func, and tensors that are signs or zeros without memory."""
     assert runtime.is_plain_float(torch.zeros(4))
     seen = []
@@ -251,7 +252,7 @@ def test_what_only_stands_for_numbers_is_torch_s():
 
 
 @pytest.mark.parametrize("stride", [1, 2])
-def test_maps_of_other_channels_get_torch_s_own_words(stride):
+def test_maps_of_other_channels_get_torch_s_own_words(stride: Any) -> None:
     layer = nn.Conv2d(64, 32, 3, stride, padding=1)
     with optimize(layer), pytest.raises(RuntimeError, match="channels"):
         layer(torch.randn(32, 32, 16, 16))
@@ -268,7 +269,7 @@ def test_maps_of_other_channels_get_torch_s_own_words(stride):
         (CropArgs, "crop"),
     ],
 )
-def test_structures_are_those_of_the_compiled_part(ours, theirs):
+def test_structures_are_those_of_the_compiled_part(ours: Any, theirs: Any) -> None:
     """Name by name: a field out of place would be read as another."""
     source = (Path(winograd.__file__).parent / "csrc" / "module.c").read_text()
     fields = source.split(f"struct {theirs} {{", 1)[1].split("};", 1)[0]

@@ -1,6 +1,7 @@
 """A loss taken a slice of anchors at a time is the same loss."""
 
 from functools import wraps
+from typing import Any
 
 import pytest
 import torch
@@ -17,7 +18,7 @@ from psm.ops import mask_same_image_
 CONTRASTIVE = [name for name in METHODS if get_method(name).objective.uses_negatives]
 
 
-def outcome(method, pairs, monkeypatch, parts=None):
+def outcome(method: Any, pairs: Any, monkeypatch: Any, parts: Any = None) -> Any:
     """Loss, metrics and gradients with at most so many (anchor, candidate) pairs at once."""
     monkeypatch.setattr(slices, "PAIRS", pairs)
     torch.manual_seed(0)
@@ -34,7 +35,7 @@ def outcome(method, pairs, monkeypatch, parts=None):
 
 @pytest.mark.parametrize("method", [name for name in CONTRASTIVE if name != "mochi"])
 @pytest.mark.parametrize("pairs", [1, 100, 300])
-def test_slices_change_nothing(method, pairs, monkeypatch):
+def test_slices_change_nothing(method: str, pairs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Value, metrics and gradient of every contrastive method, PNSM's draws included."""
     parts = {"sampler": "pnsm"}
     whole = outcome(method, 2**24, monkeypatch, parts)
@@ -42,7 +43,7 @@ def test_slices_change_nothing(method, pairs, monkeypatch):
     torch.testing.assert_close(outcome(method, pairs, monkeypatch, parts), whole)
 
 
-def test_mixing_draws_anew_for_each_slice_but_pushes_as_hard(monkeypatch):
+def test_mixing_draws_anew_for_each_slice_but_pushes_as_hard(monkeypatch: pytest.MonkeyPatch) -> None:
     """MoCHi's draws come in another order; what is not drawn stays the same."""
     whole, sliced = (outcome("mochi", pairs, monkeypatch) for pairs in (2**24, 100))
     assert whole[0] != sliced[0]
@@ -50,13 +51,13 @@ def test_mixing_draws_anew_for_each_slice_but_pushes_as_hard(monkeypatch):
     torch.testing.assert_close(sliced[1:4], whole[1:4])
 
 
-def test_no_slice_is_kept_for_the_gradient(monkeypatch):
+def test_no_slice_is_kept_for_the_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Beyond one slice nothing of the size of all pairs is saved."""
     monkeypatch.setattr(slices, "PAIRS", 256)
     embeddings = Embeddings(*(torch.randn(2, 64, 4, requires_grad=True) for _ in range(3)))
     largest = 0
 
-    def note(tensor):
+    def note(tensor: Any) -> Any:
         nonlocal largest
         largest = max(largest, tensor.numel())
         return tensor
@@ -66,7 +67,7 @@ def test_no_slice_is_kept_for_the_gradient(monkeypatch):
     assert 0 < largest <= 64 * 2 * 4
 
 
-def test_without_gradient_slices_only_add_up(monkeypatch):
+def test_without_gradient_slices_only_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
     with torch.no_grad():
         embeddings = Embeddings(*(torch.randn(2, 9, 4) for _ in range(3)))
         whole = batch_loss(embeddings, get_method("simclr")).loss
@@ -76,7 +77,9 @@ def test_without_gradient_slices_only_add_up(monkeypatch):
 
 @compiled
 @pytest.mark.parametrize(("dtype", "most"), [(torch.float32, 64), (torch.float64, 2)])
-def test_a_whole_bank_is_taken_at_once_only_where_that_holds_no_matrix(dtype, most, monkeypatch):
+def test_a_whole_bank_is_taken_at_once_only_where_that_holds_no_matrix(
+    dtype: torch.dtype, most: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     taken, whole = [], ops.logsumexp_similarity
     counted = wraps(whole)(lambda *x: taken.append(len(x[0])) or whole(*x))
     monkeypatch.setattr(ops, "logsumexp_similarity", counted)
@@ -90,7 +93,7 @@ def test_a_whole_bank_is_taken_at_once_only_where_that_holds_no_matrix(dtype, mo
 
 
 @pytest.mark.parametrize("own", [[], [3], [5, 5, 9], [7, 1, 1, 7]])
-def test_own_pairs_are_marked_alike_on_every_device(own):
+def test_own_pairs_are_marked_alike_on_every_device(own: Any) -> None:
     """The CPU's way through the columns, with queries that share an image too, against comparing all pairs."""
     ids, own = torch.tensor([1, 5, 5, -1, 7, 8, 1]), torch.tensor(own, dtype=torch.long)
     pairs = torch.zeros(len(own), len(ids))
@@ -99,7 +102,7 @@ def test_own_pairs_are_marked_alike_on_every_device(own):
 
 
 @pytest.mark.parametrize("pairs", [20, 2**24])
-def test_a_second_derivative_is_refused_rather_than_wrong(pairs, monkeypatch):
+def test_a_second_derivative_is_refused_rather_than_wrong(pairs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(slices, "PAIRS", pairs)
     embeddings = Embeddings(*[torch.randn(2, 9, 4, requires_grad=True)] * 3)
     loss = batch_loss(embeddings, get_method("simclr")).loss
@@ -107,7 +110,7 @@ def test_a_second_derivative_is_refused_rather_than_wrong(pairs, monkeypatch):
         torch.autograd.grad(loss, embeddings.projection, create_graph=True)[0].square().sum().backward()
 
 
-def test_slices_in_inference_mode(monkeypatch):
+def test_slices_in_inference_mode(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(slices, "PAIRS", 20)
     rows = torch.randn(9, 4, requires_grad=True)
     with torch.inference_mode():

@@ -1,5 +1,8 @@
 """All methods: golden vectors, slow references, identities, odd corners, and compositions by key."""
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -23,20 +26,20 @@ ALL = list(METHODS)
 IN_BATCH = ("simclr", "dcl", "hcl", "bcl")
 
 
-def embeddings(seed=0, count=6, width=5, dtype=torch.float64):
+def embeddings(seed: Any = 0, count: Any = 6, width: Any = 5, dtype: Any = torch.float64) -> Any:
     """Of networks where queries, keys and projections differ."""
     projection, query, key = random_vectors(seed, *[(2, count, width)] * 3, dtype=dtype)
     return Embeddings(projection, query.requires_grad_(), key)
 
 
-def alike(z1, z2):
+def alike(z1: Any, z2: Any) -> Any:
     """Of one network without a predictor."""
     z = torch.stack([z1, z2])
     return Embeddings(z, z, z)
 
 
 @pytest.mark.parametrize("method", IN_BATCH)
-def test_golden_in_batch(method):
+def test_golden_in_batch(method: str) -> None:
     g = golden("in_batch")
     z1, z2 = (g[name].clone().requires_grad_() for name in ("z1", "z2"))
     loss = batch_loss(alike(z1, z2), spec_of(method)).loss
@@ -46,7 +49,7 @@ def test_golden_in_batch(method):
     assert close(gradients[1], g[f"{method}_dz2"])
 
 
-def test_golden_moco():
+def test_golden_moco() -> None:
     g = golden("moco")
     query = g["query"].clone().requires_grad_()
     pair = pair_of(query, g["key"], query, g["key"])
@@ -55,7 +58,7 @@ def test_golden_moco():
     assert close(torch.autograd.grad(loss, query)[0], g["dquery"])
 
 
-def test_golden_byol():
+def test_golden_byol() -> None:
     g = golden("byol")
     query = g["prediction"].clone().requires_grad_()
     loss = pair_loss(pair_of(query, g["target"], query, g["target"]), spec_of("byol")).loss
@@ -63,7 +66,7 @@ def test_golden_byol():
     assert close(torch.autograd.grad(loss, query)[0], g["dprediction"])
 
 
-def test_golden_nnclr():
+def test_golden_nnclr() -> None:
     g = golden("nnclr")
     query = g["prediction"].clone().requires_grad_()
     loss = pair_loss(pair_of(query, g["z"], query, g["z"]), spec_of("nnclr"), filled(g["bank"])).loss
@@ -71,7 +74,7 @@ def test_golden_nnclr():
     assert close(torch.autograd.grad(loss, query)[0], g["dprediction"])
 
 
-def test_golden_vicreg():
+def test_golden_vicreg() -> None:
     g = golden("vicreg")
     z1, z2 = (g[name].clone().requires_grad_() for name in ("z1", "z2"))
     loss = batch_loss(alike(z1, z2), spec_of("vicreg")).loss
@@ -91,7 +94,9 @@ def test_golden_vicreg():
     beta=st.sampled_from([0.0, 0.5, 1.0]),
     alpha=st.sampled_from([0.5, 0.7, 0.9]),
 )
-def test_in_batch_methods_equal_loops(seed, count, width, temperature, tau, beta, alpha):
+def test_in_batch_methods_equal_loops(
+    seed: int, count: Any, width: Any, temperature: Any, tau: Any, beta: Any, alpha: Any
+) -> None:
     z1, z2 = (x.requires_grad_() for x in random_vectors(seed, *[(count, width)] * 2))
     slow_masses = {
         "simclr": reference.sum_mass,
@@ -114,7 +119,7 @@ def test_in_batch_methods_equal_loops(seed, count, width, temperature, tau, beta
 
 @settings(max_examples=25, deadline=None)
 @given(seed=st.integers(0, 9999), count=st.integers(2, 5), width=st.integers(2, 6), rows=st.integers(1, 9))
-def test_other_methods_equal_loops(seed, count, width, rows):
+def test_other_methods_equal_loops(seed: int, count: Any, width: Any, rows: Any) -> None:
     query, key, bank = random_vectors(seed, (count, width), (count, width), (rows, width))
     query.requires_grad_()
     for method, slow in (
@@ -128,7 +133,7 @@ def test_other_methods_equal_loops(seed, count, width, rows):
     assert close(batch_loss(alike(z1, z2), spec_of("vicreg")).loss, reference.vicreg_loss(z1, z2), 1e-8)
 
 
-def test_mixed_negatives_equal_vectors():
+def test_mixed_negatives_equal_vectors() -> None:
     """The similarities of MoCHi's synthetic negatives, and their gradients, are those of the vectors made outright."""
     query, rows = random_vectors(4, (3, 6), (20, 6))
     query = normalize(query, dim=1).requires_grad_()
@@ -151,7 +156,7 @@ def test_mixed_negatives_equal_vectors():
     assert close(*gradients)
 
 
-def same_loss(a, b, tolerance=1e-9, one_network=False):
+def same_loss(a: Any, b: Any, tolerance: Any = 1e-9, one_network: Any = False) -> Any:
     e = embeddings()
     if one_network:
         e = alike(*random_vectors(3, (6, 5), (6, 5)))
@@ -160,7 +165,7 @@ def same_loss(a, b, tolerance=1e-9, one_network=False):
     return close(batch_loss(e, a, bank, None, draws).loss, batch_loss(e, b, bank).loss, tolerance)
 
 
-def test_identities():
+def test_identities() -> None:
     assert same_loss(spec_of("dcl", weighting={"tau": 0.0}), spec_of("simclr"), one_network=True)
     assert same_loss(spec_of("hcl", weighting={"beta": 0.0}), spec_of("dcl"), one_network=True)
     halves = spec_of("bcl", weighting={"alpha": 0.5, "beta": 0.5})
@@ -174,7 +179,7 @@ def test_identities():
 @pytest.mark.parametrize("temperature", [0.01, 0.5])
 @pytest.mark.parametrize("case", ["random", "identical", "opposite", "all dropped", "empty bank"])
 @pytest.mark.parametrize("method", ALL)
-def test_finite_value_and_gradient(method, case, temperature, dtype):
+def test_finite_value_and_gradient(method: str, case: Any, temperature: Any, dtype: torch.dtype) -> None:
     projection, query, key = random_vectors(3, *[(2, 4, 6)] * 3, dtype=torch.float32)
     if case == "identical":
         projection = query = key = torch.ones(2, 4, 6)
@@ -201,7 +206,7 @@ def test_finite_value_and_gradient(method, case, temperature, dtype):
 
 
 @pytest.mark.parametrize("weighting", ["sum", "debiased", "hard", "bayesian"])
-def test_nothing_kept_weighs_nothing(weighting):
+def test_nothing_kept_weighs_nothing(weighting: Any) -> None:
     logits = torch.randn(2, 4, requires_grad=True)
     keep = torch.tensor([[True] * 4, [False] * 4])
     value = WEIGHTINGS.build(weighting)(logits, keep, torch.zeros(2), 0.5)
@@ -211,7 +216,7 @@ def test_nothing_kept_weighs_nothing(weighting):
     assert (logits.grad[0] != 0).any()
 
 
-def test_ranks_leave_out_what_was_dropped():
+def test_ranks_leave_out_what_was_dropped() -> None:
     logits = torch.randn(1, 10, dtype=torch.float64)
     keep = torch.arange(10) % 3 != 0
     every = torch.ones(1, int(keep.sum()), dtype=torch.bool)
@@ -220,14 +225,16 @@ def test_ranks_leave_out_what_was_dropped():
 
 
 @pytest.mark.parametrize("method", ALL)
-def test_every_method_trains_resumes_exactly_and_evaluates(tmp_path, small, monkeypatch, method):
+def test_every_method_trains_resumes_exactly_and_evaluates(
+    tmp_path: Path, small: dict[str, Any], monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
     small |= {"method": method, "save": {"every_steps": 1}, "monitor": {"knn": False}}
     whole = psm.pretrain(tmp_path / "whole", **small)
     assert set(get_method(method).metric_names) <= whole.metrics[0].keys()
     assert psm.evaluate(whole.out, linear={"epochs": 1}, progress=False)[0].of == method
     step = PretrainModule.training_step
 
-    def stopping(self, batch, index):
+    def stopping(self: Any, batch: Any, index: Any) -> Any:
         if batch.step == 4:
             raise InterruptedError
         return step(self, batch, index)
@@ -255,7 +262,7 @@ def test_every_method_trains_resumes_exactly_and_evaluates(tmp_path, small, monk
         ("mochi", {"bank": {"allow_self": False}, "sampler": "pnsm"}),
     ],
 )
-def test_parts_exchanged_by_key(method, keys):
+def test_parts_exchanged_by_key(method: str, keys: Any) -> None:
     row, exchanged = get_method(method), get_method(method, **keys)
     bank = filled(random_vectors(8, (20, 5))[0])
     losses = [
@@ -284,6 +291,6 @@ def test_parts_exchanged_by_key(method, keys):
         ("mocov2", {"bank": {"index": "faiss"}}, "none are mined"),
     ],
 )
-def test_nonsense_is_refused(method, keys, says):
+def test_nonsense_is_refused(method: str, keys: Any, says: str) -> None:
     with pytest.raises(UserError, match=says):
         get_method(method, **keys)

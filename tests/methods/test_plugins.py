@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,7 +17,7 @@ EXTEND = Path(__file__).parents[2] / "docs" / "extend.md"
 
 
 @pytest.fixture
-def plugin(tmp_path):
+def plugin(tmp_path: Path) -> Any:
     """The page's code blocks as one file."""
     blocks = re.findall(r"```python\n(.*?)```", EXTEND.read_text(), flags=re.S)
     assert len(blocks) == 6
@@ -25,17 +26,19 @@ def plugin(tmp_path):
     return path
 
 
-def psm(*arguments):
+def psm(*arguments: Any) -> Any:
     command = [sys.executable, "-m", "psm", *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
 
 
-def said(result, code=0):
+def said(result: Any, code: Any = 0) -> Any:
     assert result.returncode == code, result.stderr + result.stdout
     return " ".join((result.stdout + result.stderr).split())
 
 
-def test_a_plugin_trains_resumes_evaluates_and_is_inspected(plugin, tmp_path, small_arguments):
+def test_a_plugin_trains_resumes_evaluates_and_is_inspected(
+    plugin: Any, tmp_path: Path, small_arguments: list[str]
+) -> None:
     out, given = tmp_path / "run", f"plugins={plugin}"
     begin = ("pretrain", f"out={out}", *small_arguments, "save.every_steps=1")
     assert "method=mine is unknown" in said(psm(*begin, "method=mine"), 2)
@@ -52,7 +55,7 @@ def test_a_plugin_trains_resumes_evaluates_and_is_inspected(plugin, tmp_path, sm
     assert "bank rows in the mean" in said(psm("methods", "method=mine", given))
 
 
-def test_a_plugin_runs_in_an_experiment(plugin, tmp_path):
+def test_a_plugin_runs_in_an_experiment(plugin: Any, tmp_path: Path) -> None:
     study = tmp_path / "study"
     result = psm(
         "experiment", "run", "figure1", "preset=smoke", f"out={study}", f"plugins={plugin}", "methods=[psm]",
@@ -73,7 +76,7 @@ def test_a_plugin_runs_in_an_experiment(plugin, tmp_path):
         ("import psm\npsm.register_method('simclr', 'mine')", "simclr' is built in"),
     ],
 )
-def test_a_plugin_that_cannot_be_used_is_named(text, says, tmp_path):
+def test_a_plugin_that_cannot_be_used_is_named(text: Any, says: str, tmp_path: Path) -> None:
     path = tmp_path / "broken.py"
     if text is not None:
         path.write_text(text)
@@ -84,7 +87,7 @@ def test_a_plugin_that_cannot_be_used_is_named(text, says, tmp_path):
     assert before == (set(METHODS), {kind: set(parts) for kind, parts in KINDS.items()})
 
 
-def test_a_plugin_is_imported_once(tmp_path):
+def test_a_plugin_is_imported_once(tmp_path: Path) -> None:
     path = tmp_path / "counts.py"
     path.write_text("import psm\npsm.register_method('counted', 'Counted', base='simclr')\n")
     try:

@@ -1,6 +1,7 @@
 """The table of methods: settings by key, nonsense refused with a reason, rows and parts of one's own."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from psm.mining.positives import PositiveRule, Positives, ViewPositives, single
 from psm.utils.errors import UserError
 
 
-def test_every_row_is_complete_and_reads_back():
+def test_every_row_is_complete_and_reads_back() -> None:
     for method in METHODS.values():
         described = method.spec.to_dict()
         assert all(value is not None for group in described.values() for value in group.values())
@@ -21,27 +22,27 @@ def test_every_row_is_complete_and_reads_back():
     assert len(list_methods()) == 11
 
 
-def test_the_paper_s_settings():
+def test_the_paper_s_settings() -> None:
     psm = get_method("psm")
     assert (psm.positives.k, psm.sampler.a, psm.loss.hard_weight, psm.loss.temperature) == (5, 0.5, 1.0, 0.5)
     assert (psm.target.momentum, psm.bank.size, psm.bank.allow_self) == (0.99, 16384, False)
 
 
 @pytest.mark.parametrize("positives", [{"k": 3}, {"rule": "knn", "k": 3}])
-def test_overrides_go_on_top_of_the_row(positives):
+def test_overrides_go_on_top_of_the_row(positives: Any) -> None:
     psm = get_method("psm", positives=positives, loss={"hard_weight": 0.0, "temperature": None})
     assert (psm.positives.k, psm.positives.weights, psm.loss.hard_weight) == (3, "V0", 0.0)
     assert psm.loss.temperature == 0.5
     assert get_method("psm").positives.k == 5
 
 
-def test_a_part_is_given_by_name_settings_instance_or_path():
+def test_a_part_is_given_by_name_settings_instance_or_path() -> None:
     given = ("view", {"rule": "view"}, ViewPositives(), {"rule": "psm.mining.positives.ViewPositives"})
     for positives in given:
         assert type(get_method("psm", positives=positives).positives) is ViewPositives
 
 
-def test_unknown_method_names_the_nearest():
+def test_unknown_method_names_the_nearest() -> None:
     with pytest.raises(UserError, match="did you mean 'psm'"):
         get_method("pms")
 
@@ -69,12 +70,12 @@ def test_unknown_method_names_the_nearest():
         ({"bnak": {"size": 3}}, "did you mean 'bank'"),
     ],
 )
-def test_nonsense_is_refused(override, says):
+def test_nonsense_is_refused(override: Any, says: str) -> None:
     with pytest.raises(UserError, match=says):
         get_method("psm", **override)
 
 
-def test_a_method_is_checked_before_it_is_added():
+def test_a_method_is_checked_before_it_is_added() -> None:
     for parts, says in (
         ({"positives": {"kk": 3}}, "positives.kk is no setting"),
         ({"base": "nothing"}, "method=nothing is unknown"),
@@ -91,7 +92,7 @@ def test_a_method_is_checked_before_it_is_added():
 
 
 @pytest.fixture
-def own():
+def own() -> Any:
     """Forgets what a test registers."""
     methods, parts = set(METHODS), {kind: set(registry) for kind, registry in KINDS.items()}
     yield
@@ -102,7 +103,7 @@ def own():
             registry.unregister(name)
 
 
-def test_a_method_of_one_s_own(own):
+def test_a_method_of_one_s_own(own: Any) -> None:
     register_method("mine", "SimCLR with PNSM", base="simclr", sampler="pnsm")
     assert get_method("mine", sampler={"a": 2.0}).sampler.a == 2.0
     with pytest.raises(UserError, match="registered already"):
@@ -111,7 +112,7 @@ def test_a_method_of_one_s_own(own):
     assert METHODS["mine"].title == "Another"
 
 
-def test_a_part_of_one_s_own(own):
+def test_a_part_of_one_s_own(own: Any) -> None:
     @register_part("positives", "shifted")
     @dataclass(frozen=True)
     class Shifted(PositiveRule):
@@ -119,7 +120,7 @@ def test_a_part_of_one_s_own(own):
 
         by: int = setting(1, "how far", at_least=1)
 
-        def __call__(self, batch) -> Positives:
+        def __call__(self, batch: Any) -> Positives:
             return single(batch.key.roll(self.by, 0), None, mined=False)
 
     method = get_method("simclr", positives={"rule": "shifted", "by": 2})
@@ -133,7 +134,7 @@ def test_a_part_of_one_s_own(own):
         register_part("positives", "knn")(Shifted)
 
 
-def test_what_is_no_part_is_not_registered(own):
+def test_what_is_no_part_is_not_registered(own: Any) -> None:
     class NoRule:
         pass
 

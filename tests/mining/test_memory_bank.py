@@ -2,6 +2,7 @@
 
 import sys
 from copy import deepcopy
+from typing import Any
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from psm.utils.errors import UserError
 
 @settings(max_examples=60, deadline=None)
 @given(size=st.integers(1, 12), pushes=st.lists(st.integers(1, 30), min_size=1, max_size=6))
-def test_exact_fifo(size, pushes):
+def test_exact_fifo(size: Any, pushes: Any) -> None:
     bank, expected, next_id = MemoryBank(size, 3), [], 0
     for count in pushes:
         ids = torch.arange(next_id, next_id + count)
@@ -32,14 +33,14 @@ def test_exact_fifo(size, pushes):
 
 
 @pytest.mark.parametrize("batch", [4, 25])
-def test_bank_of_ten(batch):
+def test_bank_of_ten(batch: Any) -> None:
     bank = MemoryBank(10, 2)
     for step in range(7):
         bank.enqueue(torch.randn(batch, 2), torch.arange(step * batch, (step + 1) * batch))
     assert sorted(bank.ids.tolist()) == list(range(7 * batch - 10, 7 * batch))
 
 
-def test_rows_have_unit_norm():
+def test_rows_have_unit_norm() -> None:
     bank = MemoryBank(8, 5)
     bank.enqueue(torch.randn(8, 5) * 100, torch.arange(8))
     assert torch.allclose(bank.rows.norm(dim=1), torch.ones(8))
@@ -48,7 +49,7 @@ def test_rows_have_unit_norm():
 @pytest.mark.parametrize("limit", [2**25, 300])
 @pytest.mark.parametrize("size", [7, 128, 1000, 4096])
 @pytest.mark.parametrize("k", [1, 5, 20])
-def test_nearest_is_exact(monkeypatch, limit, size, k):
+def test_nearest_is_exact(monkeypatch: pytest.MonkeyPatch, limit: Any, size: Any, k: Any) -> None:
     """Against a full sort, whole or in slices, with own images passed over and a part of the bank unfilled."""
     monkeypatch.setattr(psm.mining.memory_bank, "SEARCH_ELEMENTS", limit)
     torch.manual_seed(size + k)
@@ -74,7 +75,7 @@ def test_nearest_is_exact(monkeypatch, limit, size, k):
             assert (mined.vectors[row] == 0).all()
 
 
-def test_own_image_is_never_a_candidate():
+def test_own_image_is_never_a_candidate() -> None:
     bank = MemoryBank(10, 4)
     rows = torch.randn(10, 4)
     bank.enqueue(rows, torch.arange(10))
@@ -82,7 +83,7 @@ def test_own_image_is_never_a_candidate():
     assert (bank.search(rows, 3, exclude_ids=torch.arange(10)).ids != torch.arange(10)[:, None]).all()
 
 
-def test_state_dict_holds_everything():
+def test_state_dict_holds_everything() -> None:
     bank, other = MemoryBank(5, 3), MemoryBank(5, 3)
     bank.enqueue(torch.randn(7, 3), torch.arange(7))
     other.load_state_dict(bank.state_dict())
@@ -93,7 +94,7 @@ def test_state_dict_holds_everything():
     assert bank.fill == other.fill == 5
 
 
-def test_search_leaves_the_bank_alone():
+def test_search_leaves_the_bank_alone() -> None:
     bank = MemoryBank(6, 3)
     bank.enqueue(torch.randn(4, 3), torch.arange(4))
     before = {k: v.clone() for k, v in bank.state_dict().items()}
@@ -101,7 +102,7 @@ def test_search_leaves_the_bank_alone():
     assert all(torch.equal(v, before[k]) for k, v in bank.state_dict().items())
 
 
-def test_a_network_of_half_precision_leaves_the_rows_alone():
+def test_a_network_of_half_precision_leaves_the_rows_alone() -> None:
     """Lightning converts after it has restored a checkpoint: rows must not be rounded on the way."""
     bank = MemoryBank(4, 3)
     bank.enqueue(torch.randn(4, 3), torch.arange(4))
@@ -110,7 +111,7 @@ def test_a_network_of_half_precision_leaves_the_rows_alone():
     assert bank.double().rows.dtype == torch.double
 
 
-def clumps(count, seed):
+def clumps(count: Any, seed: Any) -> Any:
     """Unit vectors in 40 clumps."""
     draws = torch.Generator().manual_seed(seed)
     centers = torch.randn(40, 16, generator=torch.Generator().manual_seed(0))
@@ -118,7 +119,7 @@ def clumps(count, seed):
     return normalize(centers[where] + 0.3 * torch.randn(count, 16, generator=draws), dim=1)
 
 
-def pushed(bank, pushes, first=0):
+def pushed(bank: Any, pushes: Any, first: Any = 0) -> Any:
     """So many batches, with a search after each, as in training."""
     for step in range(first, first + pushes):
         bank.enqueue(clumps(96, step), torch.arange(96) + 96 * step)
@@ -126,7 +127,7 @@ def pushed(bank, pushes, first=0):
     return bank
 
 
-def test_an_index_finds_nearly_what_the_exact_search_finds():
+def test_an_index_finds_nearly_what_the_exact_search_finds() -> None:
     """After many rounds through the bank, so that rows come and go and centroids are found anew."""
     pytest.importorskip("faiss")
     fast, exact = pushed(MemoryBank(1000, 16, "faiss"), 37), pushed(MemoryBank(1000, 16), 37)
@@ -147,12 +148,12 @@ def test_an_index_finds_nearly_what_the_exact_search_finds():
     )
 
 
-def bank_rows(bank, count):
+def bank_rows(bank: Any, count: Any) -> Any:
     """The rows pushed last."""
     return bank.rows[(torch.arange(count) + bank.pointer - count) % bank.size]
 
 
-def test_an_index_is_really_used(monkeypatch):
+def test_an_index_is_really_used(monkeypatch: pytest.MonkeyPatch) -> None:
     """It looks into few lists: with one alone it misses much on rows without clumps."""
     pytest.importorskip("faiss")
     monkeypatch.setattr("psm.mining.faiss_index.PROBES", 1)
@@ -167,7 +168,7 @@ def test_an_index_is_really_used(monkeypatch):
 
 
 @pytest.mark.parametrize("copies", [3, 8])
-def test_an_index_serves_a_bank_with_many_copies_of_each_image(monkeypatch, copies):
+def test_an_index_serves_a_bank_with_many_copies_of_each_image(monkeypatch: pytest.MonkeyPatch, copies: Any) -> None:
     pytest.importorskip("faiss")
     rows = clumps(250, 3).repeat(copies, 1) + 0.01 * torch.randn(250 * copies, 16)
     bank = MemoryBank(250 * copies, 16, "faiss")
@@ -183,7 +184,7 @@ def test_an_index_serves_a_bank_with_many_copies_of_each_image(monkeypatch, copi
     assert sum(asked) < 10
 
 
-def test_an_index_of_a_diverged_run_stands_back():
+def test_an_index_of_a_diverged_run_stands_back() -> None:
     pytest.importorskip("faiss")
     bank = pushed(MemoryBank(200, 16, "faiss"), 3)
     bank.enqueue(torch.full((200, 16), torch.nan), torch.arange(200))
@@ -193,7 +194,7 @@ def test_an_index_of_a_diverged_run_stands_back():
     assert bank.index.ready
 
 
-def test_an_index_passes_over_own_images_and_is_exact_where_it_finds_too_few():
+def test_an_index_passes_over_own_images_and_is_exact_where_it_finds_too_few() -> None:
     pytest.importorskip("faiss")
     bank = MemoryBank(64, 16, "faiss")
     rows = clumps(64, 1)
@@ -205,14 +206,14 @@ def test_an_index_passes_over_own_images_and_is_exact_where_it_finds_too_few():
     assert not bank.search(rows[:3], 7, exclude_ids=torch.zeros(3, dtype=torch.long)).found.any()
 
 
-def test_an_index_is_exact_until_the_bank_is_full():
+def test_an_index_is_exact_until_the_bank_is_full() -> None:
     pytest.importorskip("faiss")
     fast, exact = pushed(MemoryBank(1000, 16, "faiss"), 5), pushed(MemoryBank(1000, 16), 5)
     assert not fast.index.ready
     assert torch.equal(fast.search(clumps(9, 7), 5).ids, exact.search(clumps(9, 7), 5).ids)
 
 
-def test_an_index_goes_on_where_it_was(monkeypatch):
+def test_an_index_goes_on_where_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("faiss")
     monkeypatch.setattr("psm.mining.faiss_index.PROBES", 1)  # so that other centroids would find other rows
     whole = pushed(MemoryBank(1000, 16, "faiss"), 23)
@@ -227,14 +228,14 @@ def test_an_index_goes_on_where_it_was(monkeypatch):
     MemoryBank(1000, 16).load_state_dict(whole.state_dict())  # looked at without an index
 
 
-def test_an_index_survives_other_precisions():
+def test_an_index_survives_other_precisions() -> None:
     pytest.importorskip("faiss")
     bank = pushed(MemoryBank(200, 16, "faiss"), 4)
     for dtype in (torch.bfloat16, torch.double):
         assert bank.to(dtype).search(clumps(4, 3), 3).found.all()
 
 
-def test_without_faiss_one_is_told_so(monkeypatch):
+def test_without_faiss_one_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "faiss", None)
     with pytest.raises(UserError, match="pip install"):
         MemoryBank(8, 3, "faiss")

@@ -1,5 +1,7 @@
 """PSM's loss: golden vectors, slow references, identities, and the corners where others return NaN."""
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -18,7 +20,7 @@ from psm.models.outputs import ViewPair
 
 
 @pytest.mark.parametrize("name", ["psm", "snclr"])
-def test_golden_without_draws(name):
+def test_golden_without_draws(name: str) -> None:
     g = golden(name)
     query = g["q1"].clone().requires_grad_()
     pair = pair_of(query, g["z2"], g["z1"], g.get("z1_target", g["z2"]))
@@ -29,7 +31,7 @@ def test_golden_without_draws(name):
     assert close(query.grad, g["dq1_all" if name == "psm" else "dq1"])
 
 
-def test_golden_neighbors_and_probabilities():
+def test_golden_neighbors_and_probabilities() -> None:
     g = golden("psm")
     mined = filled(g["bank"]).search(g["z2"], 5)
     assert torch.equal(mined.ids, g["neighbour_index"])
@@ -42,7 +44,7 @@ def test_golden_neighbors_and_probabilities():
 
 
 @pytest.mark.parametrize("terms", [("soft", "hard"), ("soft",), ("hard",)])
-def test_golden_with_given_draws(monkeypatch, terms):
+def test_golden_with_given_draws(monkeypatch: pytest.MonkeyPatch, terms: Any) -> None:
     g = golden("psm")
     both_views = torch.stack(g["keep_hard"].split(8, dim=1), 2)
     draws = {"soft": g["keep_soft"].flatten(1), "hard": both_views.flatten(1)}
@@ -70,7 +72,9 @@ def test_golden_with_given_draws(monkeypatch, terms):
     hard=st.sampled_from([0.0, 0.5, 1.0]),
     copies=st.booleans(),
 )
-def test_equals_loops(seed, count, width, rows, k, temperature, weighting, hard, copies):
+def test_equals_loops(
+    seed: int, count: Any, width: Any, rows: Any, k: Any, temperature: Any, weighting: Any, hard: Any, copies: Any
+) -> None:
     """Any shape, any k (more than the bank holds too), stale copies of the queries in the bank."""
     query, projection, key, other, bank = random_vectors(seed, *[(count, width)] * 4, (rows, width))
     ids = torch.arange(count)
@@ -90,13 +94,13 @@ def test_equals_loops(seed, count, width, rows, k, temperature, weighting, hard,
 
 
 @pytest.mark.parametrize("a", [0.5, 40.0])
-def test_pnsm_equals_loops(monkeypatch, a):
+def test_pnsm_equals_loops(monkeypatch: pytest.MonkeyPatch, a: Any) -> None:
     """The same draws in the same places, soft and hard, value and gradient."""
     count, width, k = 5, 4, 2
     query, projection, key, other, bank = random_vectors(1, *[(count, width)] * 4, (9, width))
     masks = []
 
-    def spying(similarity, positive, a, generator):
+    def spying(similarity: Any, positive: Any, a: Any, generator: Any) -> Any:
         masks.append(mine_negatives(similarity, positive, a, generator))
         return masks[-1]
 
@@ -113,7 +117,7 @@ def test_pnsm_equals_loops(monkeypatch, a):
     assert 0 < output.metrics["negatives_kept"] < 1
 
 
-def test_pnsm_keeps_as_often_as_eq_8_says():
+def test_pnsm_keeps_as_often_as_eq_8_says() -> None:
     similarity, positive = torch.linspace(-1, 1, 21).expand(3, -1), torch.tensor([-0.5, 0.1, 0.9])
     draws = torch.Generator().manual_seed(0)
     trials = 4000
@@ -124,12 +128,12 @@ def test_pnsm_keeps_as_often_as_eq_8_says():
             assert abs(kept[row, column] - p) < 5 * (p * (1 - p) / trials) ** 0.5 + 1e-9
 
 
-def identity_inputs():
+def identity_inputs() -> Any:
     query, projection, key, other, bank = random_vectors(7, *[(6, 5)] * 4, (20, 5))
     return pair_of(query, key, projection, other), filled(bank)
 
 
-def test_a_of_zero_changes_nothing():
+def test_a_of_zero_changes_nothing() -> None:
     pair, bank = identity_inputs()
     draws = torch.Generator().manual_seed(0)
     assert (
@@ -138,7 +142,7 @@ def test_a_of_zero_changes_nothing():
     )
 
 
-def test_psm_without_hard_and_pnsm_is_snclr():
+def test_psm_without_hard_and_pnsm_is_snclr() -> None:
     pair, bank = identity_inputs()
     assert (
         pair_loss(pair, without_pnsm(loss={"hard_weight": 0.0}), bank).loss
@@ -146,7 +150,7 @@ def test_psm_without_hard_and_pnsm_is_snclr():
     )
 
 
-def test_no_neighbors_leave_plain_infonce_over_keys():
+def test_no_neighbors_leave_plain_infonce_over_keys() -> None:
     pair, bank = identity_inputs()
     logits = pair.query @ pair.key.T / 0.5
     plain = torch.nn.functional.cross_entropy(logits, torch.arange(6))
@@ -158,7 +162,7 @@ def test_no_neighbors_leave_plain_infonce_over_keys():
     assert close(pair_loss(pair, by_key, bank).loss, plain)
 
 
-def test_partly_filled_bank_mines_nothing_until_k_usable_rows():
+def test_partly_filled_bank_mines_nothing_until_k_usable_rows() -> None:
     pair, _ = identity_inputs()
     rows = random_vectors(9, (5, 5))[0]
     four, five = MemoryBank(20, 5).double(), MemoryBank(20, 5).double()
@@ -177,7 +181,7 @@ def test_partly_filled_bank_mines_nothing_until_k_usable_rows():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 @pytest.mark.parametrize("temperature", [0.01, 0.5])
 @pytest.mark.parametrize("case", ["random", "identical", "opposite", "all dropped", "empty bank", "bank of the batch"])
-def test_finite_value_and_gradient(dtype, temperature, case):
+def test_finite_value_and_gradient(dtype: torch.dtype, temperature: Any, case: Any) -> None:
     query, projection, key, other, rows = random_vectors(3, *[(4, 6)] * 4, (12, 6), dtype=torch.float32)
     if case == "identical":
         query = projection = key = other = torch.ones(4, 6)
@@ -200,13 +204,13 @@ def test_finite_value_and_gradient(dtype, temperature, case):
     assert all(torch.isfinite(fact) for fact in output.metrics.values())
 
 
-def test_all_negatives_dropped_leaves_the_positives(monkeypatch):
+def test_all_negatives_dropped_leaves_the_positives(monkeypatch: pytest.MonkeyPatch) -> None:
     pair, bank = identity_inputs()
     monkeypatch.setattr(psm.mining.pnsm, "mine_negatives", lambda s, *_: torch.zeros_like(s, dtype=torch.bool))
     assert close(pair_loss(pair, method(loss={"soft_weight": 0.0}), bank).loss, 0.0)
 
 
-def test_chance_is_the_loss_of_equal_similarities():
+def test_chance_is_the_loss_of_equal_similarities() -> None:
     ones = torch.ones(4, 6, dtype=torch.float64)
     pair = pair_of(ones, ones, ones, ones)
     bank = filled(torch.ones(8, 6, dtype=torch.float64), torch.arange(8) + 50)
@@ -214,7 +218,7 @@ def test_chance_is_the_loss_of_equal_similarities():
     assert close(output.loss, output.metrics["chance"])
 
 
-def test_weights_sum_and_variants():
+def test_weights_sum_and_variants() -> None:
     similarity = torch.tensor([[0.9, 0.5, 0.1, -0.2]], dtype=torch.float64)
     for weighting in ("V0", "V1", "V2", "V3", "V4"):
         assert close(soft_weights(similarity, weighting)[0], reference.soft_weights(similarity[0].tolist(), weighting))
@@ -224,7 +228,7 @@ def test_weights_sum_and_variants():
         soft_weights(similarity, "V5")
 
 
-def test_masked_logsumexp_has_zero_gradient_where_nothing_is_kept():
+def test_masked_logsumexp_has_zero_gradient_where_nothing_is_kept() -> None:
     values = torch.randn(2, 3, requires_grad=True)
     keep = torch.tensor([[True, False, True], [False, False, False]])
     result = masked_logsumexp(values, keep)
@@ -235,13 +239,13 @@ def test_masked_logsumexp_has_zero_gradient_where_nothing_is_kept():
     assert torch.allclose(values.grad[0, ::2], values.detach()[0, ::2].exp())
 
 
-def test_masked_logsumexp_hides_no_damage():
+def test_masked_logsumexp_hides_no_damage() -> None:
     values = torch.tensor([[1.0, torch.nan], [torch.nan, torch.nan], [1.0, 2.0]])
     assert masked_logsumexp(values).isnan().tolist() == [True, True, False]
     assert masked_logsumexp(values, torch.tensor([[True, False]] * 3)).isnan().tolist() == [False, True, False]
 
 
-def test_masked_logsumexp_of_nothing():
+def test_masked_logsumexp_of_nothing() -> None:
     values = torch.zeros(2, 0, requires_grad=True)
     result = masked_logsumexp(values)
     assert (result == -torch.inf).all()
@@ -249,7 +253,9 @@ def test_masked_logsumexp_of_nothing():
 
 
 @pytest.mark.parametrize("own", [True, False])
-def test_a_bank_without_mining_in_single_precision_equals_that_in_double(own, monkeypatch):
+def test_a_bank_without_mining_in_single_precision_equals_that_in_double(
+    own: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """MoCo v2: all rows in one, where that is compiled, or, without a query's own, by the matrix."""
     monkeypatch.setattr(similarity, "MIN_PAIRS", 0)
     *vectors, rows = (normalize(x, dim=1) for x in random_vectors(5, *[(40, 32)] * 4, (300, 32)))
@@ -265,7 +271,7 @@ def test_a_bank_without_mining_in_single_precision_equals_that_in_double(own, mo
     torch.testing.assert_close(*outputs, check_dtype=False, atol=1e-6, rtol=1e-5)
 
 
-def test_queries_alone_carry_the_gradient():
+def test_queries_alone_carry_the_gradient() -> None:
     query, projection, key, other, rows = (x.requires_grad_() for x in random_vectors(2, *[(4, 6)] * 4, (12, 6)))
     pair_loss(
         ViewPair(query, key.detach(), projection, other.detach()), method(), filled(rows.detach())

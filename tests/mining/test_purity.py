@@ -1,6 +1,8 @@
 """Purity of mined positives (figure 1) against loops, and in training."""
 
 import statistics
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +15,7 @@ from psm.mining.purity import finalize, purity
 from psm.utils.errors import UserError
 
 
-def slow_purity(bank, keys, ids, labels, own):
+def slow_purity(bank: Any, keys: Any, ids: Any, labels: Any, own: Any) -> Any:
     shares = {"purity_top1": [], "purity_top5": [], "hit_top5": []}
     for key, image in zip(keys, ids.tolist(), strict=True):
         rows = [
@@ -32,7 +34,7 @@ def slow_purity(bank, keys, ids, labels, own):
 
 @pytest.mark.parametrize("own", [False, True])
 @pytest.mark.parametrize("pushed", [3, 5, 20, 40])
-def test_purity_against_loops(pushed, own):
+def test_purity_against_loops(pushed: Any, own: Any) -> None:
     draws = torch.Generator().manual_seed(pushed)
     labels = torch.randint(0, 3, (30,), generator=draws)
     bank = MemoryBank(30, 4)
@@ -45,7 +47,7 @@ def test_purity_against_loops(pushed, own):
         assert found[name] == pytest.approx(value, abs=1e-6)
 
 
-def test_purity_over_steps_counts_queries_that_were_served():
+def test_purity_over_steps_counts_queries_that_were_served() -> None:
     means = {"loss": 2.0, "purity_top1": 0.25, "purity_top5": 0.2, "hit_top5": 0.3, "purity_served": 0.5}
     assert finalize(means) == {"loss": 2.0, "purity_top1": 0.5, "purity_top5": 0.4, "hit_top5": 0.6}
     assert finalize(means | {"purity_served": 0.0}) == {"loss": 2.0}
@@ -53,14 +55,14 @@ def test_purity_over_steps_counts_queries_that_were_served():
 
 
 @pytest.fixture(scope="module")
-def moco(tmp_path_factory):
+def moco(tmp_path_factory: pytest.TempPathFactory) -> Any:
     from helpers import SMALL
 
     out = tmp_path_factory.mktemp("runs") / "moco"
     return psm.pretrain(out, method="mocov2", **SMALL | {"monitor": {"purity": True, "every": 2}})
 
 
-def test_purity_is_recorded_and_changes_nothing(tmp_path, small, moco):
+def test_purity_is_recorded_and_changes_nothing(tmp_path: Path, small: dict[str, Any], moco: Any) -> None:
     for record in moco.metrics:
         assert 0 <= record["purity_top5"] <= record["hit_top5"] <= 1
         assert 0 <= record["purity_top1"] <= 1
@@ -70,7 +72,7 @@ def test_purity_is_recorded_and_changes_nothing(tmp_path, small, moco):
     assert "purity_top1" not in blind.metrics[0]
 
 
-def test_purity_is_refused_without_a_bank_or_labels(tmp_path, small):
+def test_purity_is_refused_without_a_bank_or_labels(tmp_path: Path, small: dict[str, Any]) -> None:
     small["monitor"]["purity"] = True
     with pytest.raises(UserError, match="method=simclr as set has none"):
         psm.pretrain(tmp_path / "a", method="simclr", **small)

@@ -49,7 +49,7 @@ def learned(nets: Any, given: Tensor, method: str, chunk: int | None) -> dict[st
 class InChunks(nn.Module):
     """The same chunks, plainly: nothing is run twice, everything is kept."""
 
-    def __init__(self, nets: SiameseNetworks, chunk: int):
+    def __init__(self, nets: SiameseNetworks, chunk: int) -> None:
         super().__init__()
         self.nets, self.chunk = nets, chunk
 

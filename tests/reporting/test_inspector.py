@@ -5,6 +5,8 @@ import html
 import json
 import math
 import re
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,27 +27,27 @@ from psm.utils.errors import UserError
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory):
+def run(tmp_path_factory: pytest.TempPathFactory) -> Any:
     out = tmp_path_factory.mktemp("runs") / "a"
     psm.pretrain(out, **SMALL | {"epochs": 3, "save": {"snapshots": 1}})
     return out
 
 
 @pytest.fixture(scope="module")
-def data():
+def data() -> Any:
     return load_dataset("shapes", ImagesConfig(limit=100, size=16), progress=False)
 
 
 @pytest.fixture(scope="module")
-def inspection(run):
+def inspection(run: Any) -> Any:
     return psm.inspect(run, queries=30, negatives=10, others=40, progress=False)
 
 
-def content_of(page):
+def content_of(page: Any) -> Any:
     """The data embedded in a page, arrays as numpy's."""
     text = re.search(r'<script type="application/json" id="data">(.*?)</script>', page.read_text(), re.DOTALL).group(1)
 
-    def array(item):
+    def array(item: Any) -> Any:
         if item.keys() != {"kind", "shape", "bytes"}:
             return item
         return np.frombuffer(base64.b64decode(item["bytes"]), "<" + np.dtype(item["kind"]).str[1:]).reshape(
@@ -55,23 +57,23 @@ def content_of(page):
     return json.loads(text, object_hook=array)
 
 
-def by_loops(checkpoint, images, queries, others):
+def by_loops(checkpoint: Any, images: Any, queries: Any, others: Any) -> Any:
     """What is mined, one image and one equation at a time, in double precision from the networks' outputs."""
     snapshot = load_snapshot(checkpoint)
     networks, bank = snapshot.networks, snapshot.bank
 
-    def unit(vector):
+    def unit(vector: Any) -> Any:
         return vector.double() / vector.double().norm()
 
     @torch.inference_mode()
-    def vectors(image):
+    def vectors(image: Any) -> Any:
         inputs = snapshot.views.plain(images.take(torch.tensor([image])))
         z = networks.projector(networks.encoder(inputs))
         return unit(networks.predictor(z)[0]), unit(networks.target(inputs)[0]), unit(z[0])
 
     embedded = {int(i): vectors(int(i)) for i in [*queries, *others]}
 
-    def mined(image):
+    def mined(image: Any) -> Any:
         key, usable = embedded[image][1], [row for row in range(int(bank.fill)) if int(bank.ids[row]) != image]
         rows = [(float(key @ bank.rows[row].double()), row) for row in usable]
         return [row for _, row in sorted(rows, reverse=True)[:3]]
@@ -99,7 +101,7 @@ def by_loops(checkpoint, images, queries, others):
     return found
 
 
-def test_metrics_equal_plain_loops(run, data, inspection):
+def test_metrics_equal_plain_loops(run: Any, data: Any, inspection: Any) -> None:
     collected, labels = inspection.data, data.train.labels
     others = choose(data.train, 40, 0, "inspected others")
     for place, checkpoint in ((0, "epoch-0001.ckpt"), (2, "last.ckpt")):
@@ -138,13 +140,13 @@ def test_metrics_equal_plain_loops(run, data, inspection):
                 assert min(abs(s - x) for x, i in hardest if i == of) < 2e-4
 
 
-def test_epochs_are_in_order_and_the_last_counts_once(inspection):
+def test_epochs_are_in_order_and_the_last_counts_once(inspection: Any) -> None:
     assert inspection.data.epochs == [1, 2, 3]
     assert inspection.remarks == []
     assert content_of(inspection.page)["epochs"] == [1, 2, 3]
 
 
-def test_page_holds_the_collected_data(data, inspection):
+def test_page_holds_the_collected_data(data: Any, inspection: Any) -> None:
     content, collected = content_of(inspection.page), inspection.data
     images = content["images"]
     assert images[content["queries"]].tolist() == collected.queries.tolist()
@@ -166,7 +168,7 @@ def test_page_holds_the_collected_data(data, inspection):
     assert "http://" not in inspection.page.read_text().replace("http://www.w3.org", "")
 
 
-def test_queries_are_even_over_classes_and_follow_the_seed():
+def test_queries_are_even_over_classes_and_follow_the_seed() -> None:
     images = ImageStore(torch.zeros(60, 3, 8, 8, dtype=torch.uint8), torch.arange(60).clamp(max=3))
     chosen = choose(images, 8, 0, "queries")
     assert images.labels[chosen].bincount().tolist() == [1, 1, 1, 5]
@@ -175,7 +177,7 @@ def test_queries_are_even_over_classes_and_follow_the_seed():
     assert len(choose(images, 1000, 0, "queries")) == 60
 
 
-def mining_of(similarity, negatives, allowed=None):
+def mining_of(similarity: Any, negatives: Any, allowed: Any = None) -> Any:
     similarity = torch.tensor([similarity])
     allowed = torch.ones_like(similarity).bool() if allowed is None else torch.tensor([allowed])
     nothing = torch.zeros(1, 0)
@@ -192,7 +194,7 @@ def mining_of(similarity, negatives, allowed=None):
     )
 
 
-def test_shown_negatives_are_the_hardest_and_a_spread_without_repeats():
+def test_shown_negatives_are_the_hardest_and_a_spread_without_repeats() -> None:
     values = [i / 100 for i in range(100)]
     shown = shown_negatives(mining_of(values, list(range(100))), 8)
     assert shown.tolist() == [[99, 98, 97, 96, 95, 63, 32, 0]]
@@ -202,7 +204,7 @@ def test_shown_negatives_are_the_hardest_and_a_spread_without_repeats():
     assert shown_negatives(mining_of([0.3], [4]), 5).tolist() == [[0, -1, -1, -1, -1]]
 
 
-def test_worst_queries():
+def test_worst_queries() -> None:
     nan = torch.full((4,), torch.nan)
     scores = QueryMetrics(*[nan] * 8)._replace(
         similarity=torch.tensor([0.1, 0.9, 0.5, torch.nan]), nearer=torch.tensor([0.2, 0.0, 0.4, 0.1])
@@ -219,7 +221,7 @@ def test_worst_queries():
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_every_method_gives_a_page(tmp_path, method, small):
+def test_every_method_gives_a_page(tmp_path: Path, method: str, small: dict[str, Any]) -> None:
     small |= {"method": method, "epochs": 1, "monitor": {"knn": False}}
     psm.pretrain(tmp_path / "run", **small)
     inspection = psm.inspect(tmp_path / "run", queries=12, negatives=6, others=30, progress=False)
@@ -237,7 +239,7 @@ def test_every_method_gives_a_page(tmp_path, method, small):
         torch.testing.assert_close(epoch.metrics.false_negatives_kept, epoch.metrics.false_negatives, equal_nan=True)
 
 
-def test_without_labels(run, data):
+def test_without_labels(run: Any, data: Any) -> None:
     blind = ImageDataset("shapes", ImageStore(data.train.take(torch.arange(100))), None, ())
     out = run.parent / "blind.html"
     inspection = psm.inspect(run, blind, queries=10, negatives=4, others=20, progress=False, out=str(out))
@@ -250,7 +252,7 @@ def test_without_labels(run, data):
     assert content["worst"]["positives"][-1].tolist() == similarity.argsort(stable=True).tolist()
 
 
-def test_class_names_stay_text(run, data):
+def test_class_names_stay_text(run: Any, data: Any) -> None:
     hostile = "</script><b>x</b>&\udce9"
     named = ImageDataset("shapes", data.train, data.test, (hostile, *data.classes[1:]))
     out = run.parent / "hostile.html"
@@ -261,7 +263,7 @@ def test_class_names_stay_text(run, data):
     assert content_of(out)["classes"][0] == hostile
 
 
-def test_sprites_find_their_images_and_fit(data):
+def test_sprites_find_their_images_and_fit(data: Any) -> None:
     ids = torch.arange(3, 60)
     sprites = pack(data.train, ids, max_characters=10**9)
     assert (sprites.side, sprites.pitch) == (16, 16)
@@ -277,13 +279,13 @@ def test_sprites_find_their_images_and_fit(data):
     assert small.characters <= 60_000
 
 
-def _decoded(url):
+def _decoded(url: Any) -> Any:
     import io
 
     return io.BytesIO(base64.b64decode(url.partition(",")[2]))
 
 
-def test_a_page_that_would_be_too_large_is_refused(run, monkeypatch):
+def test_a_page_that_would_be_too_large_is_refused(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pages, "MAX_PAGE_BYTES", 50_000)
     out = run.parent / "large.html"
     with pytest.raises(UserError, match="fewer queries="):
@@ -291,13 +293,13 @@ def test_a_page_that_would_be_too_large_is_refused(run, monkeypatch):
     assert not out.exists()
 
 
-def test_a_network_of_the_users_own(tmp_path, small):
+def test_a_network_of_the_users_own(tmp_path: Path, small: dict[str, Any]) -> None:
     class Own(torch.nn.Module):
-        def __init__(self):
+        def __init__(self) -> None:
             super().__init__()
             self.layer = torch.nn.Conv2d(3, 8, 3)
 
-        def forward(self, images):
+        def forward(self, images: Any) -> Any:
             return self.layer(images)
 
     small.pop("encoder")
@@ -309,7 +311,7 @@ def test_a_network_of_the_users_own(tmp_path, small):
     assert inspection.data.snapshots[0].positives.shape == (5, 3)
 
 
-def test_command_line(run, tmp_path, capsys):
+def test_command_line(run: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "sub" / "page.html"
     small = ["queries=6", "others=20", "progress=false"]
     assert main(["inspect", str(run), f"out={out}", *small]) == 0
@@ -338,7 +340,7 @@ def test_command_line(run, tmp_path, capsys):
     assert out.read_bytes() != before
 
 
-def test_other_images_of_the_same_number_are_refused(run, data):
+def test_other_images_of_the_same_number_are_refused(run: Any, data: Any) -> None:
     other = ImageDataset("shapes", ImageStore(255 - data.train.take(torch.arange(100))), None, ())
     with pytest.raises(UserError, match="was trained on"):
         psm.inspect(run, other, progress=False)
@@ -382,7 +384,7 @@ document.body.append(output);
 </body>"""
 
 
-def in_browser(page, tmp_path, fragment=""):
+def in_browser(page: Any, tmp_path: Any, fragment: Any = "") -> Any:
     """The state of the page after some key presses in a real browser."""
     copy = tmp_path / "copy.html"
     copy.write_text(page.read_text().replace("</body>", SELF_TEST))
@@ -391,14 +393,14 @@ def in_browser(page, tmp_path, fragment=""):
 
 
 @needs_browser
-def test_keys_in_a_browser(inspection, tmp_path):
+def test_keys_in_a_browser(inspection: Any, tmp_path: Path) -> None:
     observed = in_browser(inspection.page, tmp_path)
     content, collected = content_of(inspection.page), inspection.data
     assert "error" not in observed
     order = [int(collected.queries[i]) for i in content["worst"]["positives"][-1]]
     earlier = [int(collected.queries[i]) for i in content["worst"]["positives"][1]]
 
-    def hash_of(query, epoch):
+    def hash_of(query: Any, epoch: Any) -> Any:
         return f"#query={query}&epoch={epoch}&sort=positives"
 
     assert observed["start"]["hash"] == hash_of(order[0], 3) == observed["left"]["hash"] == observed["later"]["hash"]
@@ -423,7 +425,7 @@ def test_keys_in_a_browser(inspection, tmp_path):
 
 
 @needs_browser
-def test_fragment_and_hostile_names_in_a_browser(run, data, tmp_path):
+def test_fragment_and_hostile_names_in_a_browser(run: Any, data: Any, tmp_path: Path) -> None:
     names = tuple(f"<b>{name}</b></script>" for name in data.classes)
     named = ImageDataset("shapes", data.train, data.test, names)
     inspection = psm.inspect(run, named, queries=30, others=20, progress=False, out=str(tmp_path / "page.html"))
@@ -437,7 +439,7 @@ def test_fragment_and_hostile_names_in_a_browser(run, data, tmp_path):
 
 
 @needs_browser
-def test_thousands_of_queries_without_labels_and_negatives_in_a_browser(tmp_path, small):
+def test_thousands_of_queries_without_labels_and_negatives_in_a_browser(tmp_path: Path, small: dict[str, Any]) -> None:
     images = torch.randint(0, 256, (2000, 3, 8, 8), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
     unlabeled = ImageDataset("images", ImageStore(images), None, ())
     small |= {"data": unlabeled, "method": "byol", "epochs": 1, "batch_size": 500, "images": {}}

@@ -1,5 +1,8 @@
 """The samples mined for some queries, and the page of a run."""
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 import torch
 
@@ -12,17 +15,17 @@ from psm.reporting.run_page import write_page
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory):
+def run(tmp_path_factory: pytest.TempPathFactory) -> Any:
     out = tmp_path_factory.mktemp("runs") / "a"
     return psm.pretrain(out, **SMALL)
 
 
 @pytest.fixture(scope="module")
-def data():
+def data() -> Any:
     return load_dataset("shapes", ImagesConfig(limit=100, size=16), progress=False)
 
 
-def test_mined_samples(run, data):
+def test_mined_samples(run: Any, data: Any) -> None:
     queries = torch.tensor([3, 50, 99])
     found = mined_samples(run.out / "checkpoints" / "last.ckpt", data, queries, negatives=6)
     assert [query.image for query in found] == [3, 50, 99]
@@ -38,14 +41,14 @@ def test_mined_samples(run, data):
             assert 0 <= sample.share <= 1
 
 
-def test_page_of_a_method_that_mines_nothing(tmp_path, small):
+def test_page_of_a_method_that_mines_nothing(tmp_path: Path, small: dict[str, Any]) -> None:
     result = psm.pretrain(tmp_path / "run", **small | {"method": "byol", "epochs": 1})
     page = write_page(result.out, result.data).read_text()
     assert "<svg" in page
     assert "What was mined" not in page
 
 
-def test_page_without_labels_and_without_images(run, data):
+def test_page_without_labels_and_without_images(run: Any, data: Any) -> None:
     blind = ImageDataset("shapes", ImageStore(data.train.take(torch.arange(100))), None, ())
     page = write_page(run.out, blind).read_text()
     assert "What was mined" in page
@@ -60,7 +63,7 @@ def test_page_without_labels_and_without_images(run, data):
 
 @needs_browser
 @pytest.mark.parametrize("width", [390, 1280])
-def test_page_with_scores_fits_a_phone_and_a_screen(run, data, tmp_path, width):
+def test_page_with_scores_fits_a_phone_and_a_screen(run: Any, data: Any, tmp_path: Path, width: Any) -> None:
     psm.evaluate(run.out, baselines=True, linear={"epochs": 1}, progress=False)
     inner, scrolled, smallest, largest = page_widths(write_page(run.out, data), tmp_path, width)
     assert scrolled <= inner

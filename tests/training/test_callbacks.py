@@ -2,6 +2,8 @@
 
 import csv
 import json
+from pathlib import Path
+from typing import Any
 
 import lightning
 import pytest
@@ -20,32 +22,32 @@ from psm.utils.errors import UserError
 class Recording(lightning.Callback):
     """Keeps what a callback can see."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.step_losses, self.epochs, self.rates = [], [], []
 
-    def on_train_batch_start(self, trainer, module, batch, batch_idx):
+    def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, batch_idx: Any) -> None:
         self.rates.append((batch.step, trainer.optimizers[0].param_groups[0]["lr"], module.learning_rate(batch.step)))
 
-    def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
+    def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: Any) -> None:
         self.step_losses.append((trainer.callback_metrics["loss"], outputs["loss"]))
 
-    def on_train_epoch_end(self, trainer, module):
+    def on_train_epoch_end(self, trainer: Any, module: Any) -> None:
         self.epochs.append({name: value.item() for name, value in trainer.callback_metrics.items()})
 
 
 class NeedsArguments(lightning.Callback):
-    def __init__(self, needed):
+    def __init__(self, needed: Any) -> None:
         pass
 
 
 class StopAfterFirst(lightning.Callback):
     """Created by name: stops the run after its first epoch."""
 
-    def on_train_epoch_end(self, trainer, module):
+    def on_train_epoch_end(self, trainer: Any, module: Any) -> None:
         trainer.should_stop = True
 
 
-def test_a_callback_sees_metrics_and_the_learning_rate_of_its_step(tmp_path, small):
+def test_a_callback_sees_metrics_and_the_learning_rate_of_its_step(tmp_path: Path, small: dict[str, Any]) -> None:
     seen = Recording()
     run = psm.pretrain(tmp_path / "a", **small, callbacks=[seen])
     assert [rate for _, rate, _ in seen.rates] == [expected for _, _, expected in seen.rates]
@@ -56,11 +58,13 @@ def test_a_callback_sees_metrics_and_the_learning_rate_of_its_step(tmp_path, sma
         assert metrics == pytest.approx(expected, rel=1e-6)
 
 
-def test_metrics_for_callbacks_cost_no_host_sync(tmp_path, small, monkeypatch):
+def test_metrics_for_callbacks_cost_no_host_sync(
+    tmp_path: Path, small: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Between the epochs' ends no value is read back from the device."""
     reads, hook = [], MetricsCallback.on_train_batch_end
 
-    def counting(*arguments):
+    def counting(*arguments: Any) -> None:
         with monkeypatch.context() as patch:
             for name in ("item", "tolist", "cpu", "__float__", "__bool__"):
                 plain = getattr(torch.Tensor, name)
@@ -74,7 +78,9 @@ def test_metrics_for_callbacks_cost_no_host_sync(tmp_path, small, monkeypatch):
     assert reads == ["tolist"]  # the mean loss that goes to the loggers
 
 
-def test_early_stopping_ends_the_run_and_leaves_the_encoder_of_its_last_epoch(tmp_path, small):
+def test_early_stopping_ends_the_run_and_leaves_the_encoder_of_its_last_epoch(
+    tmp_path: Path, small: dict[str, Any]
+) -> None:
     stop = EarlyStopping(monitor="knn", mode="max", patience=1, min_delta=1000.0)  # nothing counts as better
     run = psm.pretrain(tmp_path / "a", **small | {"epochs": 20}, callbacks=[stop])
     assert [record["epoch"] for record in run.metrics] == [1, 2]
@@ -97,17 +103,19 @@ class Interruption(Exception):
     pass
 
 
-def test_a_resumed_callback_continues_where_it_was(tmp_path, small, monkeypatch):
+def test_a_resumed_callback_continues_where_it_was(
+    tmp_path: Path, small: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Killed after the first epoch's checkpoint, EarlyStopping has counted that epoch; the weights are the same."""
 
-    def callbacks():
+    def callbacks() -> Any:
         return [EarlyStopping(monitor="loss", patience=2, min_delta=1000.0), ModelCheckpoint(monitor="loss")]
 
     small["epochs"] = 9
     whole = psm.pretrain(tmp_path / "whole", **small, callbacks=callbacks())
     step, stops = PretrainModule.training_step, [4]
 
-    def training_step(self, batch, index):
+    def training_step(self: Any, batch: Any, index: Any) -> Any:
         if batch.step in stops:
             raise Interruption
         return step(self, batch, index)
@@ -122,7 +130,7 @@ def test_a_resumed_callback_continues_where_it_was(tmp_path, small, monkeypatch)
         assert torch.equal(value, parts.encoder.state_dict()[name]), name
 
 
-def test_model_checkpoint_writes_files_that_can_be_loaded(tmp_path, small):
+def test_model_checkpoint_writes_files_that_can_be_loaded(tmp_path: Path, small: dict[str, Any]) -> None:
     best = ModelCheckpoint(monitor="loss", save_top_k=2, save_last=True)
     run = psm.pretrain(tmp_path / "a", **small, callbacks=[best])
     written = {path.name for path in (run.out / "checkpoints").iterdir()}
@@ -132,7 +140,7 @@ def test_model_checkpoint_writes_files_that_can_be_loaded(tmp_path, small):
     assert read_checkpoint(run.out / "checkpoints" / "last.ckpt")["global_step"] == 6
 
 
-def test_learning_rate_monitor_logs_the_schedule(tmp_path, small):
+def test_learning_rate_monitor_logs_the_schedule(tmp_path: Path, small: dict[str, Any]) -> None:
     run = psm.pretrain(
         tmp_path / "a",
         **small,
@@ -150,7 +158,7 @@ def test_learning_rate_monitor_logs_the_schedule(tmp_path, small):
     assert {step: rates[step] for step in expected} == pytest.approx(expected, rel=1e-6)
 
 
-def test_callbacks_by_name(tmp_path, small):
+def test_callbacks_by_name(tmp_path: Path, small: dict[str, Any]) -> None:
     run = psm.pretrain(tmp_path / "a", **small, callbacks=[f"{__name__}.StopAfterFirst"])
     assert len(run.metrics) == 1
     assert run.config.callbacks == [f"{__name__}.StopAfterFirst"]
@@ -174,13 +182,15 @@ def test_callbacks_by_name(tmp_path, small):
         ({"callbacks": LearningRateMonitor()}, r"LearningRateMonitor writes to a logger, .* loggers=\[csv\]"),
     ],
 )
-def test_callbacks_that_cannot_work_are_refused_before_anything_is_written(tmp_path, small, keys, says):
+def test_callbacks_that_cannot_work_are_refused_before_anything_is_written(
+    tmp_path: Path, small: dict[str, Any], keys: Any, says: str
+) -> None:
     with pytest.raises(UserError, match=says):
         psm.pretrain(tmp_path / "a", **(small | keys))
     assert not (tmp_path / "a").exists()
 
 
-def test_only_plain_states_are_saved(caplog):
+def test_only_plain_states_are_saved(caplog: pytest.LogCaptureFixture) -> None:
     states = {"good": {"best": torch.ones(1), "paths": ["a", None], 3: (1.5, True)}, "bad": {"object": object()}}
     assert plain_states(states) == {"good": states["good"]}
     assert "The state of the callback bad is not saved" in caplog.text

@@ -5,6 +5,8 @@ import socket
 import subprocess
 import sys
 from copy import deepcopy
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -30,14 +32,14 @@ BATCH, STEPS = 8, 3
 class Encoder(nn.Sequential):
     width = 10
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__(nn.Conv2d(3, 10, 3), nn.BatchNorm2d(10), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
 
 
 class Step(nn.Module):
     """What Lightning's DDP wraps: the forward is the whole loss."""
 
-    def __init__(self, method):
+    def __init__(self, method: Any) -> None:
         super().__init__()
         torch.manual_seed(0)
         self.method = get_method(method)
@@ -46,11 +48,11 @@ class Step(nn.Module):
         self.bank = MemoryBank(13, 5)
         self._ddp_params_and_buffers_to_ignore = [f"bank.{n}" for n in ("rows", "ids", "pointer", "fill")]
 
-    def forward(self, views, ids, draws, chunk=None):
+    def forward(self, views: Any, ids: Any, draws: Any, chunk: Any = None) -> Any:
         return step_loss(self.networks, views, ids, self.method, self.bank, draws, chunk)
 
 
-def train(method, rank, world):
+def train(method: Any, rank: Any, world: Any) -> Any:
     """A few steps; everything that must not depend on how many processes there are."""
     step = Step(method).double()
     if world > 1:
@@ -74,7 +76,7 @@ def train(method, rank, world):
     return seen
 
 
-def worker(rank, port, folder):
+def worker(rank: Any, port: Any, folder: Any) -> None:
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     torch.set_num_threads(1)
     dist.init_process_group("gloo", rank=rank, world_size=2)
@@ -82,14 +84,14 @@ def worker(rank, port, folder):
     dist.destroy_process_group()
 
 
-def free_port():
+def free_port() -> Any:
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         return s.getsockname()[1]
 
 
 @pytest.fixture(scope="module")
-def two_processes(tmp_path_factory):
+def two_processes(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """What each of two processes saw, for every method."""
     folder = tmp_path_factory.mktemp("ranks")
     mp.spawn(worker, (free_port(), str(folder)), nprocs=2)
@@ -97,7 +99,7 @@ def two_processes(tmp_path_factory):
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_two_processes_equal_one(two_processes, method):
+def test_two_processes_equal_one(two_processes: Any, method: str) -> None:
     one = train(method, 0, 1)
     ranks = [rank[method] for rank in two_processes]
     for step in range(STEPS):
@@ -114,7 +116,7 @@ def test_two_processes_equal_one(two_processes, method):
 CHUNKED = ("simclr", "byol", "vicreg")
 
 
-def chunked(method, rank, world, order, chunk):
+def chunked(method: Any, rank: Any, world: Any, order: Any, chunk: Any) -> Any:
     """Loss, gradients and statistics of one step in chunks."""
     step = Step(method).double()
     if world > 1:
@@ -128,7 +130,7 @@ def chunked(method, rank, world, order, chunk):
     return {"loss": loss.detach(), **gradients, **dict(step.networks.named_buffers())}
 
 
-def chunk_worker(rank, port, folder):
+def chunk_worker(rank: Any, port: Any, folder: Any) -> None:
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     torch.set_num_threads(1)
     dist.init_process_group("gloo", rank=rank, world_size=2)
@@ -136,7 +138,7 @@ def chunk_worker(rank, port, folder):
     dist.destroy_process_group()
 
 
-def test_chunks_of_two_processes_equal_joined_chunks_of_one(tmp_path):
+def test_chunks_of_two_processes_equal_joined_chunks_of_one(tmp_path: Path) -> None:
     """Gradient caching under DDP: batch norm sees the same chunk of both processes, the loss the whole batch."""
     mp.spawn(chunk_worker, (free_port(), str(tmp_path)), nprocs=2)
     ranks = [torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(2)]
@@ -146,7 +148,7 @@ def test_chunks_of_two_processes_equal_joined_chunks_of_one(tmp_path):
             torch.testing.assert_close(rank[method], one, rtol=1e-9, atol=1e-10)
 
 
-def one_hot_worker(rank, port, folder):
+def one_hot_worker(rank: Any, port: Any, folder: Any) -> None:
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     dist.init_process_group("gloo", rank=rank, world_size=2)
     local = nn.functional.one_hot(torch.arange(3) + 3 * rank, 6).double().requires_grad_()
@@ -157,7 +159,7 @@ def one_hot_worker(rank, port, folder):
     dist.destroy_process_group()
 
 
-def test_gather_joins_in_order_and_sums_gradients(tmp_path):
+def test_gather_joins_in_order_and_sums_gradients(tmp_path: Path) -> None:
     """Every anchor's positive stays beside it, views do not interleave, the backward sums over ranks."""
     mp.spawn(one_hot_worker, (free_port(), str(tmp_path)), nprocs=2)
     for rank in range(2):
@@ -168,7 +170,7 @@ def test_gather_joins_in_order_and_sums_gradients(tmp_path):
         assert torch.equal(gradient, 2 * own[:, None].expand(3, 6).double())
 
 
-def test_joined_batch_norm_alone_is_batch_norm():
+def test_joined_batch_norm_alone_is_batch_norm() -> None:
     plain = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(64, 5), nn.BatchNorm1d(5))
     inputs = torch.randn(6, 3, 6, 6)
     joined = sync_batchnorm(deepcopy(plain), torch.device("cpu"))
@@ -179,7 +181,7 @@ def test_joined_batch_norm_alone_is_batch_norm():
     )
 
 
-def test_the_command_line_trains_on_two_devices(tmp_path, small_arguments):
+def test_the_command_line_trains_on_two_devices(tmp_path: Path, small_arguments: list[str]) -> None:
     """devices=2 gives what devices=1 gives, up to the rounding of the views, with the same learning rates."""
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     for devices in (1, 2):

@@ -3,6 +3,8 @@
 from contextlib import nullcontext
 from copy import deepcopy
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -20,7 +22,7 @@ from psm.utils.errors import UserError
 CONFIG = OptimConfig(warmup_lr=0.1, weight_decay=1e-2)
 
 
-def steps(layer, optimizer, of):
+def steps(layer: Any, optimizer: Any, of: Any) -> None:
     for index in of:
         optimizer.zero_grad()
         maps = torch.randn(4, 3, 6, 6, generator=torch.Generator().manual_seed(index))
@@ -28,7 +30,7 @@ def steps(layer, optimizer, of):
         optimizer.step()
 
 
-def test_it_is_fused_on_a_cpu_and_equals_the_plain_steps():
+def test_it_is_fused_on_a_cpu_and_equals_the_plain_steps() -> None:
     layer = nn.Conv2d(3, 4, 3)
     plain = deepcopy(layer)
     optimizer = build_optimizer(layer.parameters(), CONFIG)
@@ -39,7 +41,7 @@ def test_it_is_fused_on_a_cpu_and_equals_the_plain_steps():
 
 
 @pytest.mark.parametrize("shape", [(4, 3, 1, 1), (4, 1, 3, 3), (1, 3, 3, 3), (4, 3)])
-def test_weights_of_any_shape_move(shape):
+def test_weights_of_any_shape_move(shape: Any) -> None:
     """Sides of one, whose strides may be any, among them."""
     weights = nn.Parameter(torch.randn(shape))
     if len(shape) == 4:
@@ -51,7 +53,7 @@ def test_weights_of_any_shape_move(shape):
 
 
 @pytest.mark.parametrize("momentum", [0.9, 0.0])
-def test_channels_last_weights_take_the_same_steps(momentum):
+def test_channels_last_weights_take_the_same_steps(momentum: Any) -> None:
     layer, config = nn.Conv2d(3, 4, 3), replace(CONFIG, momentum=momentum)
     plain = deepcopy(layer)
     layer.to(memory_format=torch.channels_last)
@@ -63,7 +65,7 @@ def test_channels_last_weights_take_the_same_steps(momentum):
 
 
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
-def test_gradients_of_training_have_the_strides_of_their_weights(layout):
+def test_gradients_of_training_have_the_strides_of_their_weights(layout: Any) -> None:
     """With the kernels' backward functions and PyTorch's: the fused step reads both in the order of memory."""
     network = create_encoder("tiny", "cifar", 32).to(memory_format=layout)
     images = torch.randn(64, 3, 32, 32).to(memory_format=layout)
@@ -76,7 +78,7 @@ def test_gradients_of_training_have_the_strides_of_their_weights(layout):
             assert all(one == other for size, one, other in strides if size > 1)
 
 
-def test_gradients_of_another_layout_meet_their_own_weights():
+def test_gradients_of_another_layout_meet_their_own_weights() -> None:
     weights = nn.Parameter(torch.randn(4, 3, 2, 2).to(memory_format=torch.channels_last))
     weights.grad = torch.randn(4, 3, 2, 2)
     expected = weights.detach() - 0.1 * (weights.grad + 1e-2 * weights.detach())
@@ -84,11 +86,11 @@ def test_gradients_of_another_layout_meet_their_own_weights():
     torch.testing.assert_close(weights.detach(), expected)
 
 
-def test_a_closure_gives_its_loss_and_weights_without_gradients_stay():
+def test_a_closure_gives_its_loss_and_weights_without_gradients_stay() -> None:
     weights = [nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(3))]
     optimizer = build_optimizer(weights, CONFIG)
 
-    def closure():
+    def closure() -> Any:
         loss = weights[0].sum()
         loss.backward()
         return loss
@@ -99,7 +101,7 @@ def test_a_closure_gives_its_loss_and_weights_without_gradients_stay():
     assert weights[1] not in optimizer.state
 
 
-def test_a_checkpoint_does_not_decide_how_the_step_is_taken():
+def test_a_checkpoint_does_not_decide_how_the_step_is_taken() -> None:
     layer = nn.Conv2d(3, 4, 3)
     elsewhere = torch.optim.SGD(layer.parameters(), 0.1, momentum=0.9, foreach=True)
     steps(layer, elsewhere, range(1))
@@ -110,11 +112,11 @@ def test_a_checkpoint_does_not_decide_how_the_step_is_taken():
     steps(layer, optimizer, range(1))
 
 
-def test_elsewhere_it_is_not():
+def test_elsewhere_it_is_not() -> None:
     assert not build_optimizer(nn.Linear(2, 2, device="meta").parameters(), CONFIG).defaults["fused"]
 
 
-def test_momenta_of_another_layout_are_laid_out_anew():
+def test_momenta_of_another_layout_are_laid_out_anew() -> None:
     """Half of the steps with plain weights, half with channels-last ones: the same as all with plain ones."""
     layer = nn.Conv2d(3, 4, 3)
     whole = deepcopy(layer)
@@ -130,12 +132,12 @@ def test_momenta_of_another_layout_are_laid_out_anew():
     torch.testing.assert_close(layer.state_dict(), whole.state_dict())
 
 
-def network():
+def network() -> Any:
     torch.manual_seed(0)
     return nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(4 * 4 * 4, 5))
 
 
-def lars_in_loops(weights, gradients, momenta, lr, momentum, decay, trust):
+def lars_in_loops(weights: Any, gradients: Any, momenta: Any, lr: Any, momentum: Any, decay: Any, trust: Any) -> None:
     """One step of LARS, number by number (SimCLR, BYOL: norms and biases are neither decayed nor scaled)."""
     for w, g, m in zip(weights, gradients, momenta, strict=True):
         flat_w, flat_g, flat_m = w.view(-1), g.reshape(-1), m.view(-1)
@@ -151,7 +153,7 @@ def lars_in_loops(weights, gradients, momenta, lr, momentum, decay, trust):
             flat_w[i] = float(flat_w[i]) - lr * float(flat_m[i])
 
 
-def test_lars_equals_a_loop_over_every_number():
+def test_lars_equals_a_loop_over_every_number() -> None:
     layers = network().double()
     with torch.no_grad():
         layers[3].weight.zero_()  # a norm of zero: no scaling
@@ -170,7 +172,7 @@ def test_lars_equals_a_loop_over_every_number():
 
 
 @pytest.mark.parametrize("name", list(OPTIMIZERS))
-def test_norms_and_biases_are_not_decayed_when_excluded(name):
+def test_norms_and_biases_are_not_decayed_when_excluded(name: str) -> None:
     """With gradients of zero only weight decay can move a weight."""
     moved = {}
     for exclude in (False, True):
@@ -203,7 +205,7 @@ def test_norms_and_biases_are_not_decayed_when_excluded(name):
     ids=["sgd", "adamw"],
 )
 @pytest.mark.parametrize("clip", [None, 1.0])  # fused, and not
-def test_settings_reach_torch(config, reference, clip):
+def test_settings_reach_torch(config: Any, reference: Any, clip: Any) -> None:
     layer = nn.Conv2d(3, 4, 3)
     plain = deepcopy(layer)
     layer.to(memory_format=torch.channels_last)
@@ -225,19 +227,21 @@ def test_settings_reach_torch(config, reference, clip):
         ({"momentum": 0.0, "nesterov": True}, r"optim\.nesterov=true needs momentum"),
     ],
 )
-def test_settings_that_make_no_sense_are_refused(keys, says):
+def test_settings_that_make_no_sense_are_refused(keys: Any, says: str) -> None:
     with pytest.raises(UserError, match=says):
         check_optimizer(build(PretrainConfig, {"optim": keys}).optim)
 
 
 @pytest.mark.parametrize("name", list(OPTIMIZERS))
-def test_a_run_resumes_exactly_with_every_optimizer(tmp_path, small, monkeypatch, name):
+def test_a_run_resumes_exactly_with_every_optimizer(
+    tmp_path: Path, small: dict[str, Any], monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
     small |= {"optim": {"name": name, "exclude_norm_bias": True}, "save": {"every_steps": 1}}
     whole = psm.pretrain(tmp_path / "whole", **small)
     assert whole.config.optim.lr == OPTIMIZERS[name].lr
     step, stops = PretrainModule.training_step, [4]
 
-    def training_step(self, batch, index):
+    def training_step(self: Any, batch: Any, index: Any) -> Any:
         if batch.step in stops:
             raise KeyError("stopped")
         return step(self, batch, index)

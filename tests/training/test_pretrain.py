@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -30,16 +31,16 @@ from psm.utils.seeding import seed_networks
 from psm.views.transform import Views
 
 
-def state(out, name="last.ckpt"):
+def state(out: Any, name: Any = "last.ckpt") -> Any:
     return read_checkpoint(out / "checkpoints" / name)
 
 
-def same(a, b):
+def same(a: Any, b: Any) -> Any:
     assert a.keys() == b.keys()
     return all(torch.equal(a[name], b[name]) for name in a)
 
 
-def test_run_folder(tmp_path, small):
+def test_run_folder(tmp_path: Path, small: dict[str, Any]) -> None:
     result = psm.pretrain(tmp_path / "a", **small)
     assert [m["epoch"] for m in result.metrics] == [1, 2]
     assert {p.name for p in result.out.iterdir()} >= {
@@ -58,7 +59,7 @@ def test_run_folder(tmp_path, small):
     assert not list(result.out.rglob(".writing-*"))
 
 
-def test_same_seed_same_weights_other_seed_other_weights(tmp_path, small):
+def test_same_seed_same_weights_other_seed_other_weights(tmp_path: Path, small: dict[str, Any]) -> None:
     states = [
         psm.pretrain(tmp_path / name, **small, seed=seed).encoder.state_dict()
         for name, seed in (("a", 1), ("b", 1), ("c", 2))
@@ -67,7 +68,7 @@ def test_same_seed_same_weights_other_seed_other_weights(tmp_path, small):
     assert not same(states[0], states[2])
 
 
-def test_labels_change_nothing(tmp_path, small):
+def test_labels_change_nothing(tmp_path: Path, small: dict[str, Any]) -> None:
     small["images"] = ImagesConfig(limit=100, size=16)
     data = load_dataset("shapes", small.pop("images"), progress=False)
     blind = ImageDataset("shapes", ImageStore(data.train.take(torch.arange(len(data.train)))), None, ())
@@ -84,7 +85,9 @@ class Interruption(Exception):
 
 
 @pytest.mark.parametrize("index", ["exact", "faiss"])
-def test_resumed_equals_uninterrupted(tmp_path, small, monkeypatch, index):
+def test_resumed_equals_uninterrupted(
+    tmp_path: Path, small: dict[str, Any], monkeypatch: pytest.MonkeyPatch, index: Any
+) -> None:
     """Stopped within and between epochs; no step is repeated and each loss is the same to the bit."""
     if index != "exact":
         pytest.importorskip(index)
@@ -93,7 +96,7 @@ def test_resumed_equals_uninterrupted(tmp_path, small, monkeypatch, index):
     whole = psm.pretrain(tmp_path / "whole", **small)
     step, losses, stops = PretrainModule.training_step, {}, [1, 3, 4, 5]
 
-    def training_step(self, batch, index):
+    def training_step(self: Any, batch: Any, index: Any) -> Any:
         if stops and batch.step == stops[0]:
             stops.pop(0)
             raise Interruption
@@ -118,7 +121,7 @@ def test_resumed_equals_uninterrupted(tmp_path, small, monkeypatch, index):
 
 
 @pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
-def test_gradients_are_clipped_at_every_precision(tmp_path, small, precision):
+def test_gradients_are_clipped_at_every_precision(tmp_path: Path, small: dict[str, Any], precision: Any) -> None:
     """So hard that nothing but weight decay, which is off, could move the weights far."""
     free = psm.pretrain(tmp_path / "free", **small, precision=precision, optim={"weight_decay": 0.0})
     held = psm.pretrain(tmp_path / "held", **small, precision=precision, optim={"weight_decay": 0.0, "clip": 1e-6})
@@ -130,14 +133,14 @@ def test_gradients_are_clipped_at_every_precision(tmp_path, small, precision):
     assert moved[1] < 1e-5 < moved[0]
 
 
-def test_divergence_with_an_index_is_told_as_without(tmp_path, small):
+def test_divergence_with_an_index_is_told_as_without(tmp_path: Path, small: dict[str, Any]) -> None:
     pytest.importorskip("faiss")
     small["bank"] |= {"index": "faiss"}
     with pytest.raises(Diverged, match="lower optim"):
         psm.pretrain(tmp_path / "run", **small, optim={"lr": 1e30})
 
 
-def test_an_index_is_refused_where_it_would_do_nothing(tmp_path, small):
+def test_an_index_is_refused_where_it_would_do_nothing(tmp_path: Path, small: dict[str, Any]) -> None:
     for changes, says in (({"method": "mocov2"}, "none are mined"), ({"method": "psm"}, "choose one of exact, faiss")):
         small |= changes
         small["bank"] |= {"index": "faiss" if changes["method"] == "mocov2" else "hnsw"}
@@ -146,7 +149,7 @@ def test_an_index_is_refused_where_it_would_do_nothing(tmp_path, small):
         assert not (tmp_path / "run").exists()
 
 
-def test_killed_and_resumed_ends_with_the_same_weights(tmp_path, small_arguments):
+def test_killed_and_resumed_ends_with_the_same_weights(tmp_path: Path, small_arguments: list[str]) -> None:
     """A real process, killed with SIGKILL several times at whatever it was doing."""
     command = [sys.executable, "-m", "psm", "pretrain", *small_arguments, "epochs=6", "save.every_steps=1"]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
@@ -172,14 +175,14 @@ def test_killed_and_resumed_ends_with_the_same_weights(tmp_path, small_arguments
     assert len((out / "metrics.jsonl").read_text().splitlines()) == 6
 
 
-def _steps(out):
+def _steps(out: Any) -> Any:
     try:
         return read_checkpoint(out / "checkpoints" / "last.ckpt")["global_step"]
     except (UserError, OSError):
         return -1
 
 
-def test_resume_refuses_other_settings(tmp_path, small):
+def test_resume_refuses_other_settings(tmp_path: Path, small: dict[str, Any]) -> None:
     psm.pretrain(tmp_path / "a", **small)
     with pytest.raises(UserError, match="epochs=9 differs from epochs=2"):
         psm.pretrain(tmp_path / "a", resume=True, epochs=9)
@@ -187,12 +190,12 @@ def test_resume_refuses_other_settings(tmp_path, small):
     assert len(done.metrics) == 2
 
 
-def contents(folder):
+def contents(folder: Any) -> Any:
     """Every file of a folder with its bytes."""
     return {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def test_resume_continues_or_refuses(tmp_path, small):
+def test_resume_continues_or_refuses(tmp_path: Path, small: dict[str, Any]) -> None:
     """A typo in out is no new run; resume=auto starts where nothing is."""
     with pytest.raises(UserError, match="does not exist"):
         psm.pretrain(tmp_path / "typo", **small, resume=True)
@@ -211,7 +214,9 @@ def test_resume_continues_or_refuses(tmp_path, small):
 
 @pytest.mark.parametrize("resume", [True, "auto"])
 @pytest.mark.parametrize("lost", [("checkpoints/last.ckpt",), ("checkpoints/last.ckpt", "config.yaml")])
-def test_a_finished_run_without_its_checkpoint_is_left_alone(tmp_path, small, lost, resume):
+def test_a_finished_run_without_its_checkpoint_is_left_alone(
+    tmp_path: Path, small: dict[str, Any], lost: Any, resume: Any
+) -> None:
     psm.pretrain(tmp_path / "a", **small)
     for name in lost:
         (tmp_path / "a" / name).unlink()
@@ -222,7 +227,9 @@ def test_a_finished_run_without_its_checkpoint_is_left_alone(tmp_path, small, lo
 
 
 @pytest.mark.parametrize("damage", [lambda path: path.unlink(), lambda path: path.write_bytes(b"damaged")])
-def test_a_lost_checkpoint_is_replaced_by_a_snapshot_when_asked(tmp_path, small, damage):
+def test_a_lost_checkpoint_is_replaced_by_a_snapshot_when_asked(
+    tmp_path: Path, small: dict[str, Any], damage: Any
+) -> None:
     whole = psm.pretrain(tmp_path / "a", **small, save={"snapshots": 1})
     with pytest.raises(UserError, match=r"resume=epoch-0001 is step 3, and .* is step 6"):
         psm.pretrain(tmp_path / "a", resume="epoch-0001")
@@ -237,7 +244,9 @@ def test_a_lost_checkpoint_is_replaced_by_a_snapshot_when_asked(tmp_path, small,
     assert [line["epoch"] for line in again.metrics] == [1, 2]
 
 
-def test_a_run_without_its_configuration_continues_with_that_of_its_checkpoint(tmp_path, small):
+def test_a_run_without_its_configuration_continues_with_that_of_its_checkpoint(
+    tmp_path: Path, small: dict[str, Any]
+) -> None:
     psm.pretrain(tmp_path / "a", **small)
     config = tmp_path / "a" / "config.yaml"
     written = config.read_text()
@@ -246,7 +255,7 @@ def test_a_run_without_its_configuration_continues_with_that_of_its_checkpoint(t
     assert config.read_text() == written
 
 
-def test_what_is_about_a_call_is_not_stored(tmp_path, small):
+def test_what_is_about_a_call_is_not_stored(tmp_path: Path, small: dict[str, Any]) -> None:
     """Or a stored configuration would replace a finished run."""
     psm.pretrain(tmp_path / "a", **small)
     psm.pretrain(tmp_path / "a", **small, overwrite=True)
@@ -266,7 +275,7 @@ def test_what_is_about_a_call_is_not_stored(tmp_path, small):
         psm.pretrain(tmp_path / "b", config={"resume": True})
 
 
-def test_overwrite_moves_a_run_aside(tmp_path, small):
+def test_overwrite_moves_a_run_aside(tmp_path: Path, small: dict[str, Any]) -> None:
     psm.pretrain(tmp_path / "a", **small)
     (tmp_path / "a" / "notes.txt").write_text("mine")
     with pytest.raises(UserError, match="is not empty"):
@@ -285,7 +294,7 @@ def test_overwrite_moves_a_run_aside(tmp_path, small):
             psm.pretrain(tmp_path / "a", **small, overwrite=True, resume=resume)
 
 
-def test_overwrite_delete_removes_what_the_run_wrote_and_nothing_else(tmp_path, small):
+def test_overwrite_delete_removes_what_the_run_wrote_and_nothing_else(tmp_path: Path, small: dict[str, Any]) -> None:
     psm.pretrain(tmp_path / "a", **small)
     (tmp_path / "a" / "notes.txt").write_text("mine")
     psm.pretrain(tmp_path / "a", **small | {"epochs": 1}, overwrite="delete")
@@ -296,7 +305,7 @@ def test_overwrite_delete_removes_what_the_run_wrote_and_nothing_else(tmp_path, 
         psm.pretrain(tmp_path / "a", **small, overwrite="yes")
 
 
-def test_a_moved_run_is_not_written_by_two(tmp_path, small):
+def test_a_moved_run_is_not_written_by_two(tmp_path: Path, small: dict[str, Any]) -> None:
     """The folder that takes its place is locked as well."""
     psm.pretrain(tmp_path / "a", **small)
     run = RunFolder(tmp_path / "a")
@@ -310,7 +319,7 @@ def test_a_moved_run_is_not_written_by_two(tmp_path, small):
 
 
 @pytest.mark.parametrize("key", ["overwrite", "resume"])
-def test_nobody_else_s_files_are_touched(tmp_path, small, key):
+def test_nobody_else_s_files_are_touched(tmp_path: Path, small: dict[str, Any], key: Any) -> None:
     """Not even in a folder that has a config.yaml."""
     precious = tmp_path / "precious"
     precious.mkdir()
@@ -321,7 +330,9 @@ def test_nobody_else_s_files_are_touched(tmp_path, small, key):
     assert {path.name for path in precious.iterdir()} == {"thesis.txt", "config.yaml"}
 
 
-def test_killed_before_the_first_checkpoint_resumes_the_same_run(tmp_path, small, monkeypatch):
+def test_killed_before_the_first_checkpoint_resumes_the_same_run(
+    tmp_path: Path, small: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     whole = psm.pretrain(tmp_path / "whole", **small)
     step = PretrainModule.training_step
     monkeypatch.setattr(PretrainModule, "training_step", lambda *_: (_ for _ in ()).throw(Interruption))
@@ -333,7 +344,9 @@ def test_killed_before_the_first_checkpoint_resumes_the_same_run(tmp_path, small
     assert same(again.encoder.state_dict(), whole.encoder.state_dict())
 
 
-def test_killed_while_deleting_leaves_a_folder_that_can_be_used(tmp_path, small, monkeypatch):
+def test_killed_while_deleting_leaves_a_folder_that_can_be_used(
+    tmp_path: Path, small: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     psm.pretrain(tmp_path / "a", **small)
     monkeypatch.setattr("shutil.rmtree", lambda *_: (_ for _ in ()).throw(Interruption))
     with pytest.raises(Interruption):
@@ -343,17 +356,17 @@ def test_killed_while_deleting_leaves_a_folder_that_can_be_used(tmp_path, small,
     assert len(psm.pretrain(tmp_path / "a", **small | {"epochs": 1}, overwrite="delete").metrics) == 1
 
 
-def test_the_same_command_resumes_where_the_batch_was_clamped(tmp_path, small):
+def test_the_same_command_resumes_where_the_batch_was_clamped(tmp_path: Path, small: dict[str, Any]) -> None:
     small["batch_size"] = 512
     assert psm.pretrain(tmp_path / "a", **small).config.batch_size == 100
     assert len(psm.pretrain(tmp_path / "a", **small, resume=True).metrics) == 2
 
 
-def test_resume_refuses_other_images(tmp_path, small):
+def test_resume_refuses_other_images(tmp_path: Path, small: dict[str, Any]) -> None:
     del small["data"]
     pixels = torch.randint(0, 255, (100, 3, 16, 16), dtype=torch.uint8)
 
-    def data(count):
+    def data(count: Any) -> Any:
         return ImageDataset("mine", ImageStore(pixels[:count]), None, ())
 
     psm.pretrain(tmp_path / "a", data=data(100), **small)
@@ -379,14 +392,14 @@ def test_resume_refuses_other_images(tmp_path, small):
         ),
     ],
 )
-def test_damage_is_named_on_resume(tmp_path, small, damage, says):
+def test_damage_is_named_on_resume(tmp_path: Path, small: dict[str, Any], damage: Any, says: str) -> None:
     psm.pretrain(tmp_path / "a", **small)
     damage(tmp_path / "a")
     with pytest.raises(UserError, match=says):
         psm.pretrain(tmp_path / "a", resume=True)
 
 
-def test_damaged_metrics_do_not_keep_a_run_from_resuming(tmp_path, small):
+def test_damaged_metrics_do_not_keep_a_run_from_resuming(tmp_path: Path, small: dict[str, Any]) -> None:
     psm.pretrain(tmp_path / "a", **small)
     with (tmp_path / "a" / "metrics.jsonl").open("ab") as file:
         file.write(b"\xff\n3\n{")
@@ -410,21 +423,21 @@ def test_damaged_metrics_do_not_keep_a_run_from_resuming(tmp_path, small):
         ({"out": None}, "out=None is not a path"),
     ],
 )
-def test_values_that_make_no_sense(tmp_path, small, keys, says):
+def test_values_that_make_no_sense(tmp_path: Path, small: dict[str, Any], keys: Any, says: str) -> None:
     """Each is refused by its own sentence, and leaves nothing behind."""
     with pytest.raises(UserError, match=says):
         psm.pretrain(**{"out": tmp_path / "a", **small, **keys})
     assert not (tmp_path / "a").exists()
 
 
-def test_plain_tensors_train(tmp_path, small):
+def test_plain_tensors_train(tmp_path: Path, small: dict[str, Any]) -> None:
     del small["data"]
     pixels = torch.randint(0, 255, (64, 3, 16, 16), dtype=torch.uint8)
     for name, data in (("tensor", pixels), ("array", pixels.numpy()), ("images", ImageStore(pixels))):
         assert len(psm.pretrain(tmp_path / name, data=data, **small).metrics) == 2
 
 
-def test_tied_weights_are_exported(tmp_path, small):
+def test_tied_weights_are_exported(tmp_path: Path, small: dict[str, Any]) -> None:
     del small["encoder"]
     shared = nn.Linear(8, 8)
     tied = nn.Sequential(nn.Flatten(), nn.Linear(3 * 16 * 16, 8), shared, shared)
@@ -435,15 +448,15 @@ def test_tied_weights_are_exported(tmp_path, small):
 class Noisy(nn.Module):
     """An encoder with draws of its own."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.layers = nn.Sequential(nn.Flatten(), nn.Linear(3 * 16 * 16, 8), nn.Dropout(0.5))
 
-    def forward(self, images):
+    def forward(self, images: Any) -> Any:
         return self.layers(images)
 
 
-def test_dropout_repeats_too(tmp_path, small):
+def test_dropout_repeats_too(tmp_path: Path, small: dict[str, Any]) -> None:
     del small["encoder"]
     torch.manual_seed(1)
     first = Noisy()
@@ -455,7 +468,7 @@ def test_dropout_repeats_too(tmp_path, small):
     assert same(a.encoder.state_dict(), b.encoder.state_dict())
 
 
-def test_networks_draw_as_after_torch_s_own_seed(monkeypatch):
+def test_networks_draw_as_after_torch_s_own_seed(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(2**62 + 1)
     expected = torch.rand(5)
     seed_networks(2**62 + 1, torch.device("cpu"))
@@ -469,11 +482,11 @@ def test_networks_draw_as_after_torch_s_own_seed(monkeypatch):
 class Exploding(nn.Module):
     """An encoder whose gradient becomes NaN at some step while its loss is still a number."""
 
-    def __init__(self, step):
+    def __init__(self, step: Any) -> None:
         super().__init__()
         self.linear, self.left = nn.Linear(3, 8), step
 
-    def forward(self, images):
+    def forward(self, images: Any) -> Any:
         features = self.linear(images.mean((2, 3)))
         if self.training and features.requires_grad:
             self.left -= 1
@@ -482,7 +495,7 @@ class Exploding(nn.Module):
         return features
 
 
-def test_weights_that_are_no_numbers_are_not_saved(tmp_path, small):
+def test_weights_that_are_no_numbers_are_not_saved(tmp_path: Path, small: dict[str, Any]) -> None:
     del small["encoder"]
     with pytest.raises(Diverged):
         psm.pretrain(tmp_path / "a", encoder=Exploding(6), **small)  # the last step of the second epoch
@@ -492,7 +505,7 @@ def test_weights_that_are_no_numbers_are_not_saved(tmp_path, small):
 
 
 @pytest.mark.parametrize("option", ["accumulate_grad_batches", "limit_train_batches", "max_epochs"])
-def test_options_that_break_the_count_of_steps_are_refused(tmp_path, small, option):
+def test_options_that_break_the_count_of_steps_are_refused(tmp_path: Path, small: dict[str, Any], option: Any) -> None:
     with pytest.raises(UserError, match=f"trainer.{option}"):
         psm.pretrain(tmp_path / "a", **small, trainer={option: 2})
     assert not (tmp_path / "a").exists()
@@ -511,13 +524,13 @@ def test_options_that_break_the_count_of_steps_are_refused(tmp_path, small, opti
         ({"stem": "large"}, "stem.*large"),
     ],
 )
-def test_a_mistake_leaves_nothing_behind(tmp_path, small, mistake, says):
+def test_a_mistake_leaves_nothing_behind(tmp_path: Path, small: dict[str, Any], mistake: Any, says: str) -> None:
     with pytest.raises(UserError, match=says):
         psm.pretrain(tmp_path / "a", **(small | mistake))
     assert not (tmp_path / "a").exists()
 
 
-def test_two_processes_cannot_share_a_folder(tmp_path, small):
+def test_two_processes_cannot_share_a_folder(tmp_path: Path, small: dict[str, Any]) -> None:
     with lock_run(RunFolder(tmp_path / "a"), "false", "false"), pytest.raises(UserError, match="another process"):
         psm.pretrain(tmp_path / "a", **small)
     assert not (tmp_path / "a").exists()
@@ -526,11 +539,11 @@ def test_two_processes_cannot_share_a_folder(tmp_path, small):
 class Poison(nn.Module):
     """An encoder that works for some passes and then gives NaN."""
 
-    def __init__(self, passes):
+    def __init__(self, passes: Any) -> None:
         super().__init__()
         self.linear, self.passes = nn.Linear(3, 8), passes
 
-    def forward(self, images):
+    def forward(self, images: Any) -> Any:
         features = self.linear(images.mean((2, 3)))
         if self.training:
             self.passes -= 1
@@ -539,7 +552,7 @@ class Poison(nn.Module):
         return features
 
 
-def test_nan_stops_the_run_and_leaves_the_last_good_checkpoint(tmp_path, small):
+def test_nan_stops_the_run_and_leaves_the_last_good_checkpoint(tmp_path: Path, small: dict[str, Any]) -> None:
     del small["encoder"]
     with pytest.raises(Diverged, match="loss became nan in epoch 2"):
         psm.pretrain(tmp_path / "a", encoder=Poison(4), **small)
@@ -549,11 +562,11 @@ def test_nan_stops_the_run_and_leaves_the_last_good_checkpoint(tmp_path, small):
     assert "nan" in (tmp_path / "a" / "log.txt").read_text()
 
 
-def test_short_sets(tmp_path, small):
+def test_short_sets(tmp_path: Path, small: dict[str, Any]) -> None:
     """Fewer images than a batch train as one batch; one image is refused."""
     del small["data"]
 
-    def data(count):
+    def data(count: Any) -> Any:
         return ImageDataset("few", ImageStore(torch.randint(0, 255, (count, 3, 16, 16), dtype=torch.uint8)), None, ())
 
     result = psm.pretrain(tmp_path / "a", data=data(9), **small)
@@ -564,10 +577,12 @@ def test_short_sets(tmp_path, small):
     assert not (tmp_path / "b").exists()
 
 
-def test_bank_is_filled_once_after_both_directions(tmp_path, small, monkeypatch):
+def test_bank_is_filled_once_after_both_directions(
+    tmp_path: Path, small: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     seen, on_batch = [], ContrastiveLoss.on_batch
 
-    def spying(self, batch):
+    def spying(self: Any, batch: Any) -> Any:
         bank = batch.bank
         seen.append((bank.pointer, bank.fill, bool(torch.isin(batch.ids, bank.ids).any()), len(batch.ids)))
         return on_batch(self, batch)
@@ -580,7 +595,7 @@ def test_bank_is_filled_once_after_both_directions(tmp_path, small, monkeypatch)
     assert second[0] == second[1] == (32, 32, False, 32)  # another batch of the same epoch: no own id among candidates
 
 
-def test_health_of_spread_and_collapsed_features():
+def test_health_of_spread_and_collapsed_features() -> None:
     torch.manual_seed(0)
     spread = feature_health(torch.randn(400, 20), torch.randn(2, 200, 20))
     assert spread["feature_std"] == pytest.approx(1, abs=0.05)
@@ -595,7 +610,7 @@ def test_health_of_spread_and_collapsed_features():
     assert feature_health(line, torch.randn(2, 15, 6))["effective_rank"] == pytest.approx(1, abs=1e-6)
 
 
-def test_words():
+def test_words() -> None:
     well = {"epoch": 3, "loss": 10.0, "chance": 14.0, "feature_std": 0.8, "effective_rank": 30.0, "bank_fill": 1.0}
     assert health_warnings([well, well]) == []
     (collapse,) = health_warnings([well, well | {"feature_std": 0.001}])
@@ -611,13 +626,13 @@ def test_words():
     assert "became nan in epoch 1" in divergence(math.nan, 1)
 
 
-def test_collapse_is_said(tmp_path, small, caplog):
+def test_collapse_is_said(tmp_path: Path, small: dict[str, Any], caplog: pytest.LogCaptureFixture) -> None:
     class Constant(nn.Module):
-        def __init__(self):
+        def __init__(self) -> None:
             super().__init__()
             self.bias = nn.Parameter(torch.ones(8))
 
-        def forward(self, images):
+        def forward(self, images: Any) -> Any:
             return self.bias.expand(len(images), -1)
 
     del small["encoder"]
@@ -625,8 +640,8 @@ def test_collapse_is_said(tmp_path, small, caplog):
     assert "Collapse" in caplog.text
 
 
-def test_own_encoder_comes_back(tmp_path, small):
-    def own():
+def test_own_encoder_comes_back(tmp_path: Path, small: dict[str, Any]) -> None:
+    def own() -> Any:
         return nn.Sequential(nn.Conv2d(3, 6, 3, 2), nn.BatchNorm2d(6), nn.ReLU())
 
     del small["encoder"]
@@ -640,7 +655,7 @@ def test_own_encoder_comes_back(tmp_path, small):
 
 
 @pytest.mark.parametrize(("precision", "tolerance"), [("bf16-mixed", 0.3), ("bf16-true", 0.5), ("64-true", 2e-3)])
-def test_precisions(tmp_path, small, precision, tolerance):
+def test_precisions(tmp_path: Path, small: dict[str, Any], precision: Any, tolerance: Any) -> None:
     """The first epoch's loss is that of single precision, but for rounding."""
     small |= {"epochs": 1, "optim": {"lr": 1e-3}}
     single = psm.pretrain(tmp_path / "a", **small).metrics[0]
@@ -651,7 +666,7 @@ def test_precisions(tmp_path, small, precision, tolerance):
     assert other["bank_fill"] == single["bank_fill"]
 
 
-def test_loggers_and_snapshots(tmp_path, small):
+def test_loggers_and_snapshots(tmp_path: Path, small: dict[str, Any]) -> None:
     pytest.importorskip("tensorboard")
     loggers = ["csv", "lightning.pytorch.loggers.TensorBoardLogger"]
     result = psm.pretrain(tmp_path / "a", **small, loggers=loggers, save={"snapshots": 1})
@@ -660,13 +675,13 @@ def test_loggers_and_snapshots(tmp_path, small):
     assert state(result.out, "epoch-0001.ckpt")["global_step"] == 3
 
 
-def test_without_soft_nothing_is_mined(tmp_path, small):
+def test_without_soft_nothing_is_mined(tmp_path: Path, small: dict[str, Any]) -> None:
     result = psm.pretrain(tmp_path / "a", **small, loss={"soft_weight": 0.0})
     assert "bank_fill" not in result.metrics[0]
     assert not any(name.startswith("bank.") for name in state(result.out)["state_dict"])
 
 
-def test_views_do_not_depend_on_how_the_batch_is_shared():
+def test_views_do_not_depend_on_how_the_batch_is_shared() -> None:
     views = Views(ViewsConfig(), 16, (0.5,) * 3, (0.2,) * 3)
     images = torch.randint(0, 255, (8, 3, 16, 16), dtype=torch.uint8)
     draws = views.sample_params(8, torch.Generator().manual_seed(0))
@@ -678,7 +693,7 @@ def test_views_do_not_depend_on_how_the_batch_is_shared():
 @pytest.mark.parametrize(
     "keys", [{"grad_cache_chunk": 8}, {"compile": "aot_eager"}, {"grad_cache_chunk": 12, "compile": "eager"}]
 )
-def test_chunks_and_compilers_train_and_leave_plain_weights(tmp_path, small, keys):
+def test_chunks_and_compilers_train_and_leave_plain_weights(tmp_path: Path, small: dict[str, Any], keys: Any) -> None:
     """A run in chunks or compiled ends with weights of the same names, near those of a plain run where it should."""
     plain = psm.pretrain(tmp_path / "plain", **small)
     other = psm.pretrain(tmp_path / "other", **small, **keys)
@@ -690,7 +705,7 @@ def test_chunks_and_compilers_train_and_leave_plain_weights(tmp_path, small, key
         assert other.metrics[0]["loss"] == pytest.approx(plain.metrics[0]["loss"], rel=1e-3)
 
 
-def test_a_run_begun_before_a_key_existed_can_be_resumed(tmp_path, small):
+def test_a_run_begun_before_a_key_existed_can_be_resumed(tmp_path: Path, small: dict[str, Any]) -> None:
     out = tmp_path / "a"
     psm.pretrain(out, **small)
     content = state(out)

@@ -1,7 +1,9 @@
 """The plan, the progress line and the time left, with clocks that the tests set."""
 
 import io
+from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -17,15 +19,15 @@ from psm.training.step_timer import StepTimer
 
 
 class Clock:
-    def __init__(self):
+    def __init__(self) -> None:
         self.now = 100.0
 
-    def __call__(self):
+    def __call__(self) -> Any:
         return self.now
 
 
 @pytest.mark.parametrize("seconds", [0.001, 1.0, 85.0])
-def test_time_left_is_right_from_the_second_step_on(seconds):
+def test_time_left_is_right_from_the_second_step_on(seconds: Any) -> None:
     """Whatever a step takes, and however long the first one took."""
     clock = Clock()
     timer = StepTimer(total_steps=1000, steps_per_epoch=100, clock=clock)
@@ -44,7 +46,7 @@ def test_time_left_is_right_from_the_second_step_on(seconds):
     assert timer.left() == pytest.approx(995 * seconds)
 
 
-def test_time_left_counts_what_happens_between_epochs_and_follows_a_change_of_pace():
+def test_time_left_counts_what_happens_between_epochs_and_follows_a_change_of_pace() -> None:
     clock = Clock()
     timer = StepTimer(total_steps=400, steps_per_epoch=100, clock=clock)
     timer.start(0)
@@ -62,7 +64,7 @@ def test_time_left_counts_what_happens_between_epochs_and_follows_a_change_of_pa
     assert timer.left() == pytest.approx(3 * 140 + 2 * 20)
 
 
-def test_a_resumed_run_counts_from_where_it_is():
+def test_a_resumed_run_counts_from_where_it_is() -> None:
     clock = Clock()
     timer = StepTimer(total_steps=10, steps_per_epoch=5, clock=clock)
     timer.start(6)
@@ -75,7 +77,7 @@ def test_a_resumed_run_counts_from_where_it_is():
 FULL = Status(epoch=3, epochs=200, step=120, steps=5000, left=3920.0, rate=310.4, loss=21.04, chance=24.9, knn=43.12)
 
 
-def test_the_line_says_everything_where_there_is_room():
+def test_the_line_says_everything_where_there_is_room() -> None:
     assert progress_line(FULL) == (
         "epoch 3/200 · step 120/5,000 · 310 img/s · loss 21.040 (chance 24.900) · kNN 43.1 % · 1:05:20 left"
     )
@@ -84,7 +86,7 @@ def test_the_line_says_everything_where_there_is_room():
 
 
 @pytest.mark.parametrize("width", range(12, 110))
-def test_the_time_left_is_the_last_thing_to_go(width):
+def test_the_time_left_is_the_last_thing_to_go(width: Any) -> None:
     line = progress_line(FULL, width)
     assert len(line) <= width
     assert line.endswith("1:05:20 left")
@@ -93,14 +95,14 @@ def test_the_time_left_is_the_last_thing_to_go(width):
         assert "loss 21.040" in line
 
 
-def test_clock_and_duration():
+def test_clock_and_duration() -> None:
     assert [clock_text(x) for x in (None, 0, 59.6, 3599, 3600, 205_200)] == [
         "-:--", "0:00", "1:00", "59:59", "1:00:00", "57:00:00",
     ]  # fmt: skip
     assert [duration(x) for x in (12, 600, 6 * 3600, 57 * 3600)] == ["12 s", "10 minutes", "6.0 hours", "2.4 days"]
 
 
-def test_the_plan_names_what_a_run_costs():
+def test_the_plan_names_what_a_run_costs() -> None:
     plan = RunPlan("photos", 3210, 224, "psm", "resnet18", 11_176_512, 200, 2400, 256, "cpu (2 threads)", 12.3e9)
     assert plan.lines() == [
         "3,210 images of 224 x 224 pixels from photos · psm with resnet18 (11.2 M parameters)",
@@ -108,7 +110,7 @@ def test_the_plan_names_what_a_run_costs():
     ]
 
 
-def test_activations_of_a_convolution_are_counted():
+def test_activations_of_a_convolution_are_counted() -> None:
     """Of conv - ReLU autograd saves the input, and the ReLU's output, 4 bytes each."""
     network = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU())
     assert activation_bytes(network, 16) == pytest.approx((3 + 8) * 16 * 16 * 4)
@@ -118,7 +120,7 @@ def test_activations_of_a_convolution_are_counted():
     assert 15e6 < per_image < 60e6  # a batch of 256 with two views: 8 to 30 GB
 
     class Odd(nn.Module):
-        def forward(self, images):
+        def forward(self, images: Any) -> Any:
             return torch.zeros(int(images.sum()))
 
     assert activation_bytes(Odd(), 8) is None
@@ -134,7 +136,9 @@ def test_activations_of_a_convolution_are_counted():
         ("resnet18", 200, "cuda", 57, None),
     ],
 )
-def test_a_long_run_on_a_cpu_names_the_key_that_shortens_it(encoder, epochs, device, hours, says):
+def test_a_long_run_on_a_cpu_names_the_key_that_shortens_it(
+    encoder: Any, epochs: Any, device: Any, hours: Any, says: str
+) -> None:
     lines = forecast(hours * 3600, 85.0, PretrainConfig(encoder=encoder, epochs=epochs), device)
     assert lines[0].startswith("about ")
     assert "85 s a step" in lines[0]
@@ -144,7 +148,7 @@ def test_a_long_run_on_a_cpu_names_the_key_that_shortens_it(encoder, epochs, dev
 class Stage:
     """A progress bar without a terminal, on a run whose clock the test moves."""
 
-    def __init__(self, monkeypatch, steps_per_epoch=12, epochs=200, **config):
+    def __init__(self, monkeypatch: Any, steps_per_epoch: Any = 12, epochs: Any = 200, **config: Any) -> None:
         monkeypatch.setattr("psm.training.progress_bar._Heartbeat", lambda beat: SimpleNamespace(stop=lambda: None))
         monkeypatch.setattr(
             "psm.training.progress_bar.make_plan", lambda *_: SimpleNamespace(lines=lambda: ["the plan"])
@@ -167,24 +171,24 @@ class Stage:
         self.bar.on_train_start(self.trainer, self.module)
         self.bar.on_train_epoch_start(self.trainer, self.module)
 
-    def wait(self, seconds):
+    def wait(self, seconds: Any) -> None:
         """Let time pass as the thread sees it."""
         for _ in range(int(seconds / POLL)):
             self.clock.now += POLL
             self.bar.print_if_due()
 
-    def step(self, seconds, **metrics):
+    def step(self, seconds: Any, **metrics: Any) -> None:
         self.wait(seconds)
         self.module.step_metrics = {name: torch.tensor(value) for name, value in metrics.items()}
         self.trainer.global_step += 1
         self.bar.on_train_batch_end(self.trainer, self.module, None, None, 0)
 
     @property
-    def lines(self):
+    def lines(self) -> Any:
         return self.text.getvalue().splitlines()
 
 
-def test_without_a_terminal_a_line_comes_within_half_a_minute(monkeypatch):
+def test_without_a_terminal_a_line_comes_within_half_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
     """Even where a step takes longer than that; what is printed then has no time left yet, and later has."""
     assert LINE_EVERY + POLL < 30
     stage = Stage(monkeypatch)
@@ -199,7 +203,7 @@ def test_without_a_terminal_a_line_comes_within_half_a_minute(monkeypatch):
     assert stage.lines[-1].endswith("left")
 
 
-def test_short_steps_print_no_line_each(monkeypatch):
+def test_short_steps_print_no_line_each(monkeypatch: pytest.MonkeyPatch) -> None:
     stage = Stage(monkeypatch, epochs=10, encoder="tiny")
     for _ in range(11):
         stage.step(1, loss=3.0)
@@ -208,7 +212,9 @@ def test_short_steps_print_no_line_each(monkeypatch):
     assert stage.lines[-1] == "epoch 1/10 · step 11/120 · 256 img/s · loss 2.500 · kNN 40.0 % · 1:49 left"
 
 
-def test_the_plan_of_a_run_is_in_its_log_and_on_the_terminal(tmp_path, small, capsys):
+def test_the_plan_of_a_run_is_in_its_log_and_on_the_terminal(
+    tmp_path: Path, small: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
     psm.pretrain(tmp_path / "quiet", **small | {"epochs": 1})
     assert capsys.readouterr().err == ""
     log = (tmp_path / "quiet" / "log.txt").read_text()

@@ -1,5 +1,7 @@
 """What a step may do on an accelerator, tested on torch's meta device, which has shapes but no numbers to wait for."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -24,18 +26,18 @@ DEVICE = torch.device("meta")
 class Copies(TorchDispatchMode):
     """Counts the copies between the host and the device."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.count = 0
 
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = function(*args, **(kwargs or {}))
         sides = {x.device.type for x in (result, *args) if isinstance(x, torch.Tensor)}
         self.count += len(sides) > 1 and "copy" in function.__name__
         return result
 
 
-def make(method, chunk=None):
+def make(method: Any, chunk: Any = None) -> Any:
     spec = get_method(method)
     with DEVICE:
         backbone = create_encoder("tiny", "cifar", 16)
@@ -49,7 +51,7 @@ def make(method, chunk=None):
     optimizer = build_optimizer(learned, OptimConfig(weight_decay=1e-3))
     views = Views(ViewsConfig(blur=0.5, solarize=0.2), 16, (0.5,) * 3, (0.2,) * 3)
 
-    def step():
+    def step() -> Any:
         draws = views.sample_params(8, torch.Generator().manual_seed(0), device=DEVICE)
         given = views.apply(images, draws, channels_last=True)
         ids = torch.arange(8, device=DEVICE)
@@ -66,7 +68,7 @@ def make(method, chunk=None):
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_step_never_waits_for_the_device(method):
+def test_a_step_never_waits_for_the_device(method: str) -> None:
     """Reading a number or the number of hits off the meta device is an error, and so is mixing it with the host's."""
     step = make(method)
     step()  # constants are copied once
@@ -76,7 +78,7 @@ def test_a_step_never_waits_for_the_device(method):
 
 
 @pytest.mark.parametrize("method", ["psm", "mocov2"])
-def test_chunks_and_slices_wait_for_nothing_either(method, monkeypatch):
+def test_chunks_and_slices_wait_for_nothing_either(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(psm.losses.chunked, "PAIRS", 100)
     step = make(method, chunk=4)
     step()
@@ -85,7 +87,7 @@ def test_chunks_and_slices_wait_for_nothing_either(method, monkeypatch):
     assert copies.count == 1
 
 
-def test_the_meta_device_would_notice():
+def test_the_meta_device_would_notice() -> None:
     """The test above can fail: what waits for a device raises here."""
     values = torch.ones(4, device=DEVICE)
     for wait in (
@@ -101,13 +103,13 @@ def test_the_meta_device_would_notice():
     assert copies.count == 1
 
 
-def images(count=20):
+def images(count: Any = 20) -> Any:
     return ImageStore(
         torch.randint(0, 256, (count, 3, 4, 4), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     )
 
 
-def test_images_on_a_device_are_taken_there(monkeypatch):
+def test_images_on_a_device_are_taken_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(psm.utils.devices, "free_bytes", lambda device: 10**9)
     batches = BatchLoader(images(), 8, seed=3, device="meta")
     iterator = iter(batches)

@@ -1,6 +1,7 @@
 """Progress bars: one style, silent where nobody looks."""
 
 import io
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -9,14 +10,14 @@ from psm.utils import progress
 
 
 @pytest.fixture
-def terminal(monkeypatch):
+def terminal(monkeypatch: pytest.MonkeyPatch) -> Any:
     """A terminal whose output can be read."""
     output = io.StringIO()
     monkeypatch.setattr(progress, "Console", lambda stderr: Console(file=output, force_terminal=True, width=100))
     return output
 
 
-def test_nothing_is_shown_off_a_terminal(capsys):
+def test_nothing_is_shown_off_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     with progress.counting("reading", 5_000, shown=True) as done:
         done(5_000)
     with progress.stages(shown=True) as stage, stage("features", 5_000) as advance:
@@ -24,7 +25,7 @@ def test_nothing_is_shown_off_a_terminal(capsys):
     assert capsys.readouterr() == ("", "")
 
 
-def test_counts_and_stages_are_shown_on_a_terminal(terminal):
+def test_counts_and_stages_are_shown_on_a_terminal(terminal: Any) -> None:
     with progress.counting("reading", 5_000, shown=True) as done:
         done(1_234)
     assert "reading" in terminal.getvalue()
@@ -37,7 +38,7 @@ def test_counts_and_stages_are_shown_on_a_terminal(terminal):
     assert "linear" in terminal.getvalue()
 
 
-def test_what_is_over_at_once_and_what_is_switched_off_stay_silent(terminal):
+def test_what_is_over_at_once_and_what_is_switched_off_stay_silent(terminal: Any) -> None:
     with progress.counting("reading", 10, shown=True) as done:
         done(10)
     with progress.transferring("x", 10**9, shown=False) as done:

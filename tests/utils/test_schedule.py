@@ -1,13 +1,14 @@
 """The learning rate: the paper's curve, as a pure function of the step."""
 
 import math
+from typing import Any
 
 import pytest
 
 from psm.utils.schedule import learning_rate
 
 
-def test_the_paper_s_curve():
+def test_the_paper_s_curve() -> None:
     steps, warmup = 200 * 195, 20 * 195
     assert learning_rate(0, steps, warmup, 0.1, 1e-4) == pytest.approx(1e-4)
     assert learning_rate(warmup // 2, steps, warmup, 0.1, 1e-4) == pytest.approx((0.1 + 1e-4) / 2)
@@ -17,6 +18,6 @@ def test_the_paper_s_curve():
 
 
 @pytest.mark.parametrize("warmup", [0, 3, 10])
-def test_finite_and_within_bounds(warmup):
+def test_finite_and_within_bounds(warmup: Any) -> None:
     rates = [learning_rate(step, 10, warmup, 0.1, 1e-4) for step in range(10)]
     assert all(math.isfinite(rate) and 0 <= rate <= 0.1 for rate in rates)

@@ -5,6 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import fields, replace
 from itertools import permutations
+from typing import Any
 
 import pytest
 import torch
@@ -27,7 +28,7 @@ WHOLE = {"crop_scale": [1.0, 1.0], "crop_ratio": [1.0, 1.0]}
 
 
 @pytest.fixture(autouse=True, params=["kernel", "plain"])
-def way(request):
+def way(request: pytest.FixtureRequest) -> Any:
     """All tests with the kernel, where there is one, and with the plain definition."""
     if request.param == "kernel" and kernels.runtime.simd_width() is None:
         pytest.skip(f"kernels: {kernels.status()}")
@@ -43,7 +44,7 @@ def random_images(count: int, height: int = 32, width: int = 32, seed: int = 1) 
     return torch.randint(0, 256, (count, 3, height, width), dtype=torch.uint8, generator=generator(seed))
 
 
-def plain_views(size: int = 32, **changes) -> Views:
+def plain_views(size: int = 32, **changes: Any) -> Views:
     return Views(ViewsConfig(**changes), size, ZERO, ONE)
 
 
@@ -69,7 +70,7 @@ def assert_rate(happened: torch.Tensor, probability: float) -> None:
 # The crop
 
 
-def reference_box(areas, ratios, place, height, width, limits):
+def reference_box(areas: Any, ratios: Any, place: Any, height: Any, width: Any, limits: Any) -> Any:
     """torchvision's rule, one image at a time; None where float32 and float64 could round differently."""
     for area, ratio in zip(areas, ratios, strict=True):
         exact_height = math.sqrt(area * height * width / ratio)
@@ -100,7 +101,7 @@ def reference_box(areas, ratios, place, height, width, limits):
         (33, 32, {"crop_scale": [0.99, 1.0], "crop_ratio": [2.0, 3.0]}),
     ],
 )
-def test_boxes_equal_the_scalar_rule(height, width, changes):
+def test_boxes_equal_the_scalar_rule(height: Any, width: Any, changes: Any) -> None:
     views = plain_views(**changes)
     params = views.sample_params(1000, generator(), views=1).views()[0]
     limits = views.settings.crop_ratio
@@ -119,7 +120,7 @@ def test_boxes_equal_the_scalar_rule(height, width, changes):
     assert compared > 800
 
 
-def test_boxes_have_the_distribution_of_areas_ratios_and_places():
+def test_boxes_have_the_distribution_of_areas_ratios_and_places() -> None:
     size = 1000  # rounding to pixels is negligible
     params = plain_views(crop_scale=[0.2, 0.7]).sample_params(20_000, generator(), views=1).views()[0]
     top, left, height, width = params.boxes(size, size, [3 / 4, 4 / 3])
@@ -141,7 +142,7 @@ def test_boxes_have_the_distribution_of_areas_ratios_and_places():
     )
 
 
-def test_a_place_just_below_one_stays_inside():
+def test_a_place_just_below_one_stays_inside() -> None:
     params = neutral(1)
     params = replace(params, crop_scale=torch.full((1, 10), 0.25), crop_position=torch.full((1, 2), 1 - 2**-24))
     top, left, height, width = params.boxes(64, 64, [1.0, 1.0])
@@ -150,7 +151,7 @@ def test_a_place_just_below_one_stays_inside():
 
 @settings(max_examples=60, deadline=None)
 @given(data=st.data(), height=st.integers(8, 96), width=st.integers(8, 96), size=st.sampled_from([8, 17, 32, 64, 96]))
-def test_a_crop_is_the_interpolation_of_its_box(data, height, width, size):
+def test_a_crop_is_the_interpolation_of_its_box(data: Any, height: Any, width: Any, size: Any) -> None:
     pixels = random_images(1, height, width).float() / 255
     box_height, box_width = data.draw(st.integers(1, height)), data.draw(st.integers(1, width))
     top, left = (
@@ -165,14 +166,14 @@ def test_a_crop_is_the_interpolation_of_its_box(data, height, width, size):
     torch.testing.assert_close(view, expected.flip(3) if flip else expected, atol=2e-5, rtol=0)
 
 
-def test_a_whole_crop_of_the_same_size_is_the_image():
+def test_a_whole_crop_of_the_same_size_is_the_image() -> None:
     images = random_images(5)
     views = plain_views(**NEVER, **WHOLE)
     result = views.apply(images, views.sample_params(5, generator()))
     torch.testing.assert_close(result, (images.float() / 255).expand(2, -1, -1, -1, -1))
 
 
-def test_flips_happen_at_their_rate_and_mirror_columns():
+def test_flips_happen_at_their_rate_and_mirror_columns() -> None:
     views = plain_views(**NEVER | {"flip": 0.3}, **WHOLE)
     params = views.sample_params(4000, generator())
     assert_rate(params.flip, 0.3)
@@ -194,13 +195,13 @@ def muted_pixels(count: int = 6, seed: int = 2) -> torch.Tensor:
     return 0.35 + 0.2 * torch.rand(count, 3, 9, 7, generator=generator(seed))
 
 
-def test_brightness_scales():
+def test_brightness_scales() -> None:
     pixels, factors = muted_pixels(), torch.linspace(0, 1.7, 6)
     result = recolored(pixels, replace(neutral(6), brightness=factors))
     torch.testing.assert_close(result, pixels * factors[:, None, None, None])
 
 
-def test_contrast_scales_about_the_mean_luma():
+def test_contrast_scales_about_the_mean_luma() -> None:
     pixels, factors = muted_pixels(), torch.linspace(0, 1.6, 6)
     result = recolored(pixels, replace(neutral(6), contrast=factors))
     pivot = luma(pixels).mean((1, 2))
@@ -209,7 +210,7 @@ def test_contrast_scales_about_the_mean_luma():
     torch.testing.assert_close(result, pivot + factors * (pixels - pivot))
 
 
-def test_saturation_keeps_luma():
+def test_saturation_keeps_luma() -> None:
     pixels, factors = muted_pixels(), torch.linspace(0, 1.6, 6)
     result = recolored(pixels, replace(neutral(6), saturation=factors))
     torch.testing.assert_close(luma(result), luma(pixels))
@@ -217,14 +218,14 @@ def test_saturation_keeps_luma():
     torch.testing.assert_close(result, gray + factors * (pixels - gray))
 
 
-def test_hue_keeps_the_mean_of_channels_and_the_distance_from_gray():
+def test_hue_keeps_the_mean_of_channels_and_the_distance_from_gray() -> None:
     pixels = muted_pixels()
     result = recolored(pixels, replace(neutral(6), hue=torch.linspace(-0.5, 0.4, 6)))
     torch.testing.assert_close(result.mean(1), pixels.mean(1))
     torch.testing.assert_close(result.var(1), pixels.var(1))
 
 
-def test_hue_of_no_turn_or_a_full_one_is_the_identity_and_a_third_passes_channels_on():
+def test_hue_of_no_turn_or_a_full_one_is_the_identity_and_a_third_passes_channels_on() -> None:
     pixels = muted_pixels(3)
     result = recolored(pixels, replace(neutral(3), hue=torch.tensor([0.0, 1.0, 1 / 3])))
     torch.testing.assert_close(result[:2], pixels[:2], atol=1e-6, rtol=0)
@@ -232,7 +233,7 @@ def test_hue_of_no_turn_or_a_full_one_is_the_identity_and_a_third_passes_channel
     torch.testing.assert_close(result[2], torch.stack([blue, red, green]), atol=1e-6, rtol=0)
 
 
-def test_grayscale_gives_luma_in_every_channel():
+def test_grayscale_gives_luma_in_every_channel() -> None:
     pixels = muted_pixels(4)
     drawn = torch.tensor([True, False, True, False])
     result = recolored(pixels, replace(neutral(4), grayscale=drawn))
@@ -240,7 +241,7 @@ def test_grayscale_gives_luma_in_every_channel():
     torch.testing.assert_close(result, expected)
 
 
-def test_all_color_changes_equal_one_after_another_in_any_order():
+def test_all_color_changes_equal_one_after_another_in_any_order() -> None:
     pixels = muted_pixels()
     numbers = torch.rand(4, 6, generator=generator(3)) * 0.4
     brightness, contrast, saturation, turn = numbers[0] + 0.8, numbers[1] + 0.8, numbers[2] + 0.8, numbers[3] - 0.2
@@ -255,13 +256,13 @@ def test_all_color_changes_equal_one_after_another_in_any_order():
     for index in range(6):
         factors = [float(part[index]) for part in (brightness, contrast, saturation)]
 
-        def brighten(image, factor):
+        def brighten(image: Any, factor: Any) -> Any:
             return image * factor
 
-        def contrasted(image, factor):
+        def contrasted(image: Any, factor: Any) -> Any:
             return factor * image + (1 - factor) * luma(image[None]).mean()
 
-        def saturate(image, factor):
+        def saturate(image: Any, factor: Any) -> Any:
             return factor * image + (1 - factor) * luma(image[None])
 
         steps = list(zip((brighten, contrasted, saturate), factors, strict=True))
@@ -279,7 +280,7 @@ def test_all_color_changes_equal_one_after_another_in_any_order():
             torch.testing.assert_close(result[index], image.float(), atol=1e-5, rtol=0)
 
 
-def test_colors_are_cut_off_at_black_and_white():
+def test_colors_are_cut_off_at_black_and_white() -> None:
     pixels = torch.rand(2, 3, 5, 5, generator=generator())
     result = recolored(
         pixels, replace(neutral(2), brightness=torch.tensor([3.0, 1.0]), contrast=torch.tensor([1.0, 5.0]))
@@ -289,7 +290,7 @@ def test_colors_are_cut_off_at_black_and_white():
     assert result.max() == 1
 
 
-def test_jitter_and_grayscale_are_drawn_at_their_rates_within_their_ranges():
+def test_jitter_and_grayscale_are_drawn_at_their_rates_within_their_ranges() -> None:
     params = plain_views().sample_params(5000, generator())
     jittered = params.brightness != 1
     assert_rate(jittered, 0.8)
@@ -314,7 +315,7 @@ def test_jitter_and_grayscale_are_drawn_at_their_rates_within_their_ranges():
 # Blur and solarization
 
 
-def test_blur_equals_a_convolution_of_the_mirrored_image():
+def test_blur_equals_a_convolution_of_the_mirrored_image() -> None:
     radius, pixels = 6, torch.rand(4, 3, 20, 20, generator=generator())
     sigmas = [0.1, 0.7, 1.3, 2.0]
     result = gaussian_blur(pixels, torch.tensor(sigmas), radius)
@@ -336,7 +337,7 @@ def test_blur_equals_a_convolution_of_the_mirrored_image():
 
 
 @pytest.mark.parametrize("size", [1, 3, 8, 33])
-def test_blur_keeps_constants_and_the_mean(size):
+def test_blur_keeps_constants_and_the_mean(size: Any) -> None:
     radius = min(6, size)
     sigma = torch.tensor([0.5, 2.0])
     flat = torch.full((2, 3, size, size), 0.3)
@@ -345,14 +346,14 @@ def test_blur_keeps_constants_and_the_mean(size):
     torch.testing.assert_close(gaussian_blur(pixels, sigma, radius).mean((2, 3)), pixels.mean((2, 3)))
 
 
-def test_a_view_that_drew_no_blur_is_untouched():
+def test_a_view_that_drew_no_blur_is_untouched() -> None:
     pixels = torch.rand(2, 3, 16, 16, generator=generator())
     result = gaussian_blur(pixels, torch.tensor([0.0, 1.0]), 6)
     assert torch.equal(result[0], pixels[0])
     assert (result[1] - pixels[1]).abs().mean() > 0.05
 
 
-def test_blur_is_drawn_at_its_rate_within_its_range():
+def test_blur_is_drawn_at_its_rate_within_its_range() -> None:
     sigma = plain_views(blur=0.5).sample_params(5000, generator()).blur_sigma
     assert_rate(sigma > 0, 0.5)
     drawn = sigma[sigma > 0]
@@ -361,7 +362,7 @@ def test_blur_is_drawn_at_its_rate_within_its_range():
     assert drawn.median().item() == pytest.approx(1.05, abs=0.05)
 
 
-def test_apply_blurs_and_solarizes_what_drew_it():
+def test_apply_blurs_and_solarizes_what_drew_it() -> None:
     images = random_images(40)
     pixels = images.float() / 255
     views = plain_views(**NEVER | {"blur": 0.5}, **WHOLE)
@@ -379,7 +380,7 @@ def test_apply_blurs_and_solarizes_what_drew_it():
 # The whole
 
 
-def everything(size: int = 32, **changes) -> Views:
+def everything(size: int = 32, **changes: Any) -> Views:
     """Every step switched on, with a normalization that differs by channel."""
     config = ViewsConfig(size=size, **EVERYTHING, **changes)
     return Views(config, 32, mean=(0.4, 0.5, 0.6), std=(0.2, 0.25, 0.3))
@@ -388,7 +389,7 @@ def everything(size: int = 32, **changes) -> Views:
 @pytest.mark.parametrize("channels_last", [False, True])
 @pytest.mark.parametrize("size", [8, 24, 32, 48, 96])
 @pytest.mark.parametrize(("height", "width"), [(32, 32), (20, 45), (96, 64)])
-def test_views_have_their_shape_range_and_strides(size, height, width, channels_last):
+def test_views_have_their_shape_range_and_strides(size: Any, height: Any, width: Any, channels_last: Any) -> None:
     views = everything(size)
     result = views.apply(random_images(6, height, width), views.sample_params(6, generator(), views=3), channels_last)
     assert result.shape == (3, 6, 3, size, size)
@@ -403,13 +404,13 @@ def test_views_have_their_shape_range_and_strides(size, height, width, channels_
     assert values.std() > 0.05
 
 
-def test_channels_last_changes_no_value():
+def test_channels_last_changes_no_value() -> None:
     views, images = everything(), random_images(6)
     params = views.sample_params(6, generator())
     assert torch.equal(views.apply(images, params), views.apply(images, params, channels_last=True))
 
 
-def test_normalization_comes_last():
+def test_normalization_comes_last() -> None:
     images = random_images(8)
     normalized = everything()
     bare = plain_views(**EVERYTHING)
@@ -418,7 +419,7 @@ def test_normalization_comes_last():
     torch.testing.assert_close(normalized.apply(images, params), (bare.apply(images, params) - mean) / std)
 
 
-def test_the_views_of_an_image_depend_on_its_own_params_alone():
+def test_the_views_of_an_image_depend_on_its_own_params_alone() -> None:
     views, images = everything(), random_images(11)
     params = views.sample_params(11, generator())
     whole = views.apply(images, params)
@@ -428,7 +429,7 @@ def test_the_views_of_an_image_depend_on_its_own_params_alone():
     torch.testing.assert_close(views.apply(images[order], params[order]), whole[:, order], atol=1e-5, rtol=0)
 
 
-def test_params_repeat_with_their_generator_and_differ_between_images_and_views():
+def test_params_repeat_with_their_generator_and_differ_between_images_and_views() -> None:
     views = everything()
     first, again, other = (views.sample_params(16, generator(seed)) for seed in (4, 4, 5))
     image = random_images(1).expand(16, -1, -1, -1)
@@ -439,14 +440,14 @@ def test_params_repeat_with_their_generator_and_differ_between_images_and_views(
     assert not torch.equal(views.apply(image, first), views.apply(image, other))
 
 
-def test_one_probability_changed_leaves_the_other_params_alone():
+def test_one_probability_changed_leaves_the_other_params_alone() -> None:
     without, with_blur = (plain_views(blur=blur).sample_params(50, generator()) for blur in (0.0, 0.9))
     for field in fields(AugmentParams):
         same = torch.equal(getattr(without, field.name), getattr(with_blur, field.name))
         assert same == (field.name != "blur_sigma")
 
 
-def test_params_are_sliced_and_moved():
+def test_params_are_sliced_and_moved() -> None:
     params = everything().sample_params(7, generator(), views=3)
     assert len(params) == 7
     assert len(params[2:5]) == 3
@@ -458,7 +459,9 @@ def test_params_are_sliced_and_moved():
     assert [torch.equal(part.hue, params.hue[index]) for index, part in enumerate(params.views())] == [True] * 3
 
 
-def test_threads_under_another_default_dtype_sample_float32_and_never_change_it(monkeypatch):
+def test_threads_under_another_default_dtype_sample_float32_and_never_change_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """The default dtype is global: changing it around a draw would change it for every other thread too."""
     views, images = everything(48), random_images(6)
 
@@ -484,7 +487,7 @@ def test_threads_under_another_default_dtype_sample_float32_and_never_change_it(
         assert all(map(torch.equal, batches, expected_batches))
 
 
-def test_autocast_changes_nothing():
+def test_autocast_changes_nothing() -> None:
     views, images = everything(48), random_images(6)
     params = views.sample_params(6, generator())
     outside, plain = views.apply(images, params), views.plain(images)
@@ -495,7 +498,7 @@ def test_autocast_changes_nothing():
     assert torch.equal(plain_inside, plain)
 
 
-def test_nothing_waits_for_a_value():
+def test_nothing_waits_for_a_value() -> None:
     """With fake tensors, which have shapes and no values, whatever would need a value on the host raises."""
     views, images = everything(), random_images(6)
     params = views.sample_params(6, generator())
@@ -508,7 +511,7 @@ def test_nothing_waits_for_a_value():
         assert views.apply(mode.from_tensor(images), fake).shape == (2, 6, 3, 32, 32)
 
 
-def test_the_number_of_images_and_their_strides_do_not_matter():
+def test_the_number_of_images_and_their_strides_do_not_matter() -> None:
     views = everything(200)  # large enough to be made in several parts
     images = random_images(13)
     params = views.sample_params(13, generator())
@@ -518,7 +521,7 @@ def test_the_number_of_images_and_their_strides_do_not_matter():
     assert views.apply(images[:0], params[:0]).shape == (2, 0, 3, 200, 200)
 
 
-def test_the_images_are_left_as_they_are():
+def test_the_images_are_left_as_they_are() -> None:
     views, images = everything(), random_images(4)
     before = images.clone()
     views.apply(images, views.sample_params(4, generator()))
@@ -527,7 +530,7 @@ def test_the_images_are_left_as_they_are():
 
 
 @pytest.mark.parametrize("size", [16, 32, 40])
-def test_plain_only_resizes_and_normalizes(size):
+def test_plain_only_resizes_and_normalizes(size: Any) -> None:
     images = random_images(3, 32, 32)
     pixels = images.float() / 255
     if size != 32:
@@ -549,13 +552,13 @@ def test_plain_only_resizes_and_normalizes(size):
         (96, 32, "large", 0.5),
     ],
 )
-def test_auto_goes_by_the_size_of_a_view(size, held, preset, blur):
+def test_auto_goes_by_the_size_of_a_view(size: Any, held: Any, preset: Any, blur: Any) -> None:
     config = Views(ViewsConfig(size=size), held, ZERO, ONE).settings
     assert (config.preset, config.blur) == (preset, blur)
     assert config.size == (size or held)
 
 
-def test_a_set_value_overrides_the_preset_and_the_given_configuration_stays():
+def test_a_set_value_overrides_the_preset_and_the_given_configuration_stays() -> None:
     given_config = ViewsConfig(preset="large", blur=0.0, crop_scale=[0.5, 0.9])
     config = Views(given_config, 32, ZERO, ONE).settings
     assert (config.blur, config.crop_scale, config.color_jitter, config.brightness, config.hue) == (
@@ -593,18 +596,18 @@ def test_a_set_value_overrides_the_preset_and_the_given_configuration_stays():
         ({"blur_sigma": [0.0, 2.0]}, "views.blur_sigma"),
     ],
 )
-def test_a_value_out_of_range_is_refused_by_name(changes, says):
+def test_a_value_out_of_range_is_refused_by_name(changes: Any, says: str) -> None:
     with pytest.raises(UserError, match=says):
         plain_views(**changes)
 
 
 @pytest.mark.parametrize(("mean", "std"), [((0.5,), (0.5,)), (ZERO, ZERO), (ZERO, (1.0, math.nan, 1.0))])
-def test_a_normalization_that_cannot_be_is_refused(mean, std):
+def test_a_normalization_that_cannot_be_is_refused(mean: Any, std: Any) -> None:
     with pytest.raises(UserError, match="cannot normalize"):
         Views(ViewsConfig(), 32, mean, std)
 
 
-def test_images_of_another_kind_or_number_are_refused():
+def test_images_of_another_kind_or_number_are_refused() -> None:
     views = plain_views()
     params = views.sample_params(4, generator())
     with pytest.raises(UserError, match=r"float32 of shape \(4, 3, 32, 32\)"):
