@@ -99,7 +99,7 @@ def test_memory_holds_the_maps_of_one_chunk() -> None:
     assert kept[1] < kept[0] / 5
 
 
-@pytest.mark.parametrize("method", ["psm", "simclr"])
+@pytest.mark.parametrize("method", ["byol", "simclr"])  # with and without predictor and target
 @pytest.mark.parametrize("chunk", [None, 4])
 def test_compiled_networks_learn_the_same(method: str, chunk: int | None) -> None:
     """Traced and differentiated ahead of time; what a backend then makes of the graph is the backend's."""
