@@ -48,7 +48,7 @@ def browser_dom(url: Any, profile: Any, width: Any) -> Any:
         *("--hide-scrollbars", "--virtual-time-budget=4000", f"--window-size={width},900"),
         *(f"--user-data-dir={profile}", "--dump-dom"),
     )
-    return subprocess.run([CHROMIUM, *switches, url], capture_output=True, text=True, timeout=120).stdout
+    return subprocess.run([str(CHROMIUM), *switches, url], capture_output=True, text=True, timeout=120).stdout
 
 
 def page_widths(page: Any, folder: Any, width: Any) -> Any:

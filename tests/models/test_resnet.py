@@ -155,5 +155,5 @@ def test_channels_last_changes_no_value() -> None:
     network = resnet("tiny").eval()
     images = torch.randn(3, 3, 32, 32)
     plain = network(images)
-    network = network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    network = network.to(memory_format=torch.channels_last)
     torch.testing.assert_close(network(images.to(memory_format=torch.channels_last)), plain, rtol=1e-4, atol=1e-4)
