@@ -25,6 +25,8 @@ from psm.reporting.inspector.collect import QueryMetrics, choose, shown_negative
 from psm.reporting.inspector.sprites import pack
 from psm.utils.errors import UserError
 
+K = 5  # positives that PSM mines
+
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Any:
@@ -76,7 +78,7 @@ def by_loops(checkpoint: Any, images: Any, queries: Any, others: Any) -> Any:
     def mined(image: Any) -> Any:
         key, usable = embedded[image][1], [row for row in range(int(bank.fill)) if int(bank.ids[row]) != image]
         rows = [(float(key @ bank.rows[row].double()), row) for row in usable]
-        return [row for _, row in sorted(rows, reverse=True)[:3]]
+        return [row for _, row in sorted(rows, reverse=True)[:K]]
 
     found = []
     for image in map(int, queries):
@@ -121,10 +123,10 @@ def test_metrics_equal_plain_loops(run: Any, data: Any, inspection: Any) -> None
             metrics = {name: value[row].item() for name, value in epoch.metrics._asdict().items()}
             assert metrics == pytest.approx(
                 {
-                    "similarity": sum(similarities) / 3,
+                    "similarity": sum(similarities) / K,
                     "kept": kept / len(negatives),
                     "nearer": sum(s > own for _, s, _ in negatives) / len(negatives),
-                    "purity": sum(true) / 3,
+                    "purity": sum(true) / K,
                     "purity_weighted": sum(w for w, t in zip(weights, true, strict=True) if t),
                     "hit": float(any(true)),
                     "false_negatives": sum(false) / len(negatives),
@@ -229,7 +231,7 @@ def test_every_method_gives_a_page(tmp_path: Path, method: str, small: dict[str,
     mines, pushes = method in ("psm", "snclr", "nnclr"), method not in ("byol", "vicreg")
     assert about["mines"] == mines == (not any("mines no positives" in remark for remark in inspection.remarks))
     assert any("save.snapshots" in remark for remark in inspection.remarks)
-    assert epoch.positives.shape == (12, 1 if method == "nnclr" else 3)
+    assert epoch.positives.shape == (12, 1 if method == "nnclr" else K)
     assert epoch.negatives.shape == (12, 6 if pushes else 0)
     assert (epoch.weights.sum(1) > 0.99).all() == mines
     assert not (epoch.positives == inspection.data.queries[:, None]).any()
@@ -308,7 +310,7 @@ def test_a_network_of_the_users_own(tmp_path: Path, small: dict[str, Any]) -> No
         psm.inspect(tmp_path / "run", progress=False)
     assert not (tmp_path / "run" / "inspect.html").exists()
     inspection = psm.inspect(tmp_path / "run", encoder=Own(), queries=5, others=10, progress=False)
-    assert inspection.data.snapshots[0].positives.shape == (5, 3)
+    assert inspection.data.snapshots[0].positives.shape == (5, K)
 
 
 def test_command_line(run: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -326,7 +328,7 @@ def test_command_line(run: Any, tmp_path: Path, capsys: pytest.CaptureFixture[st
         "is a folder": ["inspect", str(run), f"out={tmp_path}"],
         "did you mean 'queries'": ["inspect", str(run), "querys=3"],
         "too small": ["inspect", str(run), "queries=0"],
-        "neither a folder": ["inspect", str(run), "data=/not/there"],
+        "does not exist (any more)": ["inspect", str(run), "data=/not/there"],
         "was trained on": ["inspect", str(run), "images.limit=50"],
     }
     for expected, arguments in refusals.items():

@@ -27,7 +27,7 @@ PRESETS: dict[str, Preset] = {
             "paper",
             "the paper's settings: ResNet-18, batch 256, 200 epochs, a bank of 16,384",
             "not measured here; meant for a GPU",
-            {"encoder": "resnet18", "batch_size": 256, "epochs": 200, "bank.size": 16384},
+            {"encoder": "resnet18", "batch_size": 256, "epochs": 200, "bank.size": 16384, "optim.lr": 0.1},
         ),
         Preset(
             "laptop",
