@@ -47,8 +47,8 @@ def test_a_twelfth_method(tmp_path: Path, small: dict[str, Any]) -> None:
     try:
         result = example("a_twelfth_method").main(tmp_path / "a", **small | {"positives": {"k": 2}})
         assert result.config.method == "mine"
-        assert result.config.negatives.mass == "hard"
-        assert result.config.positives.k == 2
+        assert result.config.weighting["name"] == "hard"
+        assert result.config.positives["k"] == 2
     finally:
         METHODS.pop("mine", None)
 

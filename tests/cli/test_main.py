@@ -76,7 +76,7 @@ def test_help_of_a_group_and_of_an_unknown_one(capsys: pytest.CaptureFixture[str
         (["pretrain", "out=OUT", "method=pms"], "did you mean 'psm'?"),
         (["pretrain", "out=OUT", "data=cifar1O"], "cifar10"),
         (["pretrain", "out=OUT", "encoder=resnet19"], "resnet18"),
-        (["pretrain", "out=OUT", "positives.weighting=V7"], "V0, V1, V2, V3, V4"),
+        (["pretrain", "out=OUT", "positives.weights=V7"], "V0, V1, V2, V3, V4"),
         (["evaluate"], "checkpoint= is missing"),
         (["evaluate", "checkpoint=OUT"], "does not exist"),
         (["inspect", "OUT"], "does not exist"),

@@ -20,6 +20,7 @@ from psm.config import merge as settings
 from psm.config.schema import ImagesConfig, PretrainConfig, ViewsConfig
 from psm.data import ImageDataset, ImageStore, load_dataset
 from psm.losses.contrastive import ContrastiveLoss
+from psm.methods import get_method
 from psm.methods.build import build_networks
 from psm.training.health import divergence, feature_health, health_warnings
 from psm.training.module import PretrainModule
@@ -125,7 +126,8 @@ def test_gradients_are_clipped_at_every_precision(tmp_path: Path, small: dict[st
     """So hard that nothing but weight decay, which is off, could move the weights far."""
     free = psm.pretrain(tmp_path / "free", **small, precision=precision, optim={"weight_decay": 0.0})
     held = psm.pretrain(tmp_path / "held", **small, precision=precision, optim={"weight_decay": 0.0, "clip": 1e-6})
-    start = build_networks(settings.build(PretrainConfig, {**small, "out": "x"}), 16).encoder
+    config = settings.build(PretrainConfig, {**small, "out": "x"})
+    start = build_networks(config, get_method("psm"), 16).encoder
     moved = [
         max((a - b).abs().max().item() for a, b in zip(start.parameters(), run.encoder.parameters(), strict=True))
         for run in (free, held)
@@ -409,10 +411,10 @@ def test_damaged_metrics_do_not_keep_a_run_from_resuming(tmp_path: Path, small: 
 @pytest.mark.parametrize(
     ("keys", "says"),
     [
-        ({"optim": {"clip": 0.0}}, r"optim\.clip=0\.0 would stop all learning"),
+        ({"optim": {"clip": 0.0}}, r"optim\.clip=0\.0 is too small: give a number above 0"),
         ({"optim": {"lr": math.inf}}, r"optim\.lr=inf is not finite"),
         ({"optim": {"lr": -1.0}}, r"optim\.lr=-1\.0 is too small"),
-        ({"optim": {"momentum": 2.0}}, r"optim\.momentum=2\.0 is not possible: give from 0 to below 1"),
+        ({"optim": {"momentum": 2.0}}, r"optim\.momentum=2\.0 is too large: give 0 or more and below 1"),
         ({"loss": {"temperature": math.nan}}, r"loss\.temperature=nan is not finite"),
         ({"save": {"every_steps": 0}}, r"save\.every_steps=0 is too small"),
         ({"bank": {"size": 10**13}}, r"bank\.size=10000000000000 needs .* GB of memory"),

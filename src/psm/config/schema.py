@@ -5,6 +5,12 @@ from typing import Any, Generic, Never
 
 from psm.config.keys import Unset, key
 
+# Groups of keys that describe a method; `psm.methods.MethodSpec` has the same.
+METHOD_GROUPS = (
+    *("positives", "negatives", "sampler", "weighting", "objective"),
+    *("loss", "bank", "target", "predictor"),
+)
+
 # What is about one call and not about a run: never stored with it, never read from a file.
 CALL_KEYS = ("out", "resume", "overwrite", "progress")
 

@@ -13,13 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from psm.config import merge as settings
-from psm.config.schema import MAY_CHANGE, EvaluateConfig, ExperimentConfig, PretrainConfig
+from psm.config.schema import MAY_CHANGE, METHOD_GROUPS, EvaluateConfig, ExperimentConfig, PretrainConfig
 from psm.data.registry import NAMES
 from psm.experiments import catalog, presets
 from psm.experiments.catalog import Configuration, Experiment
-from psm.methods import KINDS, METHODS
-from psm.methods.build import GROUPS, method_of
-from psm.methods.plugins import load_plugins
 from psm.utils.errors import UserError, did_you_mean
 
 # Keys of `psm pretrain` that the suite sets itself.
@@ -96,7 +93,10 @@ def read_request(names: Sequence[str], *overrides: Mapping[str, Any]) -> Request
     preset = presets.find(str(own.get("preset", ExperimentConfig().preset)))
     of_preset = {dotted: value for dotted, value in preset.settings.items() if dotted in own_rows}
     config = settings.build(ExperimentConfig, of_preset, own)
-    config = replace(config, plugins=load_plugins(config.plugins))
+    if config.plugins:
+        from psm.methods.plugins import load_plugins
+
+        config = replace(config, plugins=load_plugins(config.plugins))
     _check_methods(config)
     catalog.find(list(names))
     return Request(tuple(names), config, passed, own | passed)
@@ -108,7 +108,7 @@ def check_keys(dotted_keys: Iterable[str]) -> None:
     passed = [row.key for row in settings.rows(PretrainConfig) if row.key not in RESERVED]
     known = [*own, *passed, "config"]
     for dotted in dotted_keys:
-        if dotted in known or dotted.partition(".")[0] in (*GROUPS, "trainer"):
+        if dotted in known or dotted.partition(".")[0] in (*METHOD_GROUPS, "trainer"):
             continue
         if dotted in ("seed", "method"):
             raise UserError(f"{dotted!r} is set by the suite: give {dotted}s=[...] instead.")
@@ -119,10 +119,15 @@ def check_keys(dotted_keys: Iterable[str]) -> None:
 
 
 def _check_methods(config: ExperimentConfig) -> None:
-    for method in config.methods or ():
-        if method not in METHODS:
-            hint = did_you_mean(method, METHODS)
-            raise UserError(f"methods=[{method}] is unknown{hint}: choose from {', '.join(METHODS)}.")
+    if not config.methods:
+        return
+    from psm.methods import list_methods
+
+    known = list_methods()
+    for method in config.methods:
+        if method not in known:
+            hint = did_you_mean(method, known)
+            raise UserError(f"methods=[{method}] is unknown{hint}: choose from {', '.join(known)}.")
 
 
 def make_plan(request: Request) -> Plan:
@@ -249,22 +254,27 @@ def resolved(overrides: Mapping[str, Any]) -> dict[str, Any]:
 @cache
 def _resolved(overrides: str) -> dict[str, Any]:
     """``resolved`` without the seed, from JSON: building is slow, and the runs of a row differ in the seed only."""
+    from psm.methods.build import method_of
+    from psm.training.optim import default_lr
+
     config = settings.build(PretrainConfig, json.loads(overrides))
-    full = replace(config, **method_of(config).to_dict())
+    full = replace(config, optim=replace(config.optim, lr=default_lr(config.optim)), **method_of(config).to_dict())
     return dict(settings.flatten(settings.to_dict(full)))
 
 
 def _changes(full: Mapping[str, Any]) -> dict[str, Any]:
     """Settings that differ from those of the method, except the bank's size, which is a matter of scale."""
+    from psm.methods import METHODS
+
     row = dict(settings.flatten(METHODS[full["method"]].spec.to_dict()))
-    of_method = {k: v for k, v in full.items() if k.partition(".")[0] in GROUPS and k != "bank.size"}
+    of_method = {k: v for k, v in full.items() if k.partition(".")[0] in METHOD_GROUPS and k != "bank.size"}
     return {k: v for k, v in of_method.items() if row.get(k) != v}
 
 
 def _slug(dotted: str, value: Any) -> str:
     """``k10`` for positives.k=10, ``sampler-none`` for sampler.name=none."""
     group, _, name = dotted.rpartition(".")
-    if group in KINDS and name == KINDS[group].selector:
+    if group in METHOD_GROUPS and name in ("rule", "source", "name"):
         return f"{group}-{value}"
     if isinstance(value, bool):
         return name if value else f"no-{name}"

@@ -1,12 +1,11 @@
 """From a configuration to its method and its networks."""
 
-from dataclasses import fields
 from typing import Any
 
 import torch
 from torch import nn
 
-from psm.config.schema import PretrainSettings, ResolvedPretrainConfig
+from psm.config.schema import METHOD_GROUPS, PretrainSettings, ResolvedPretrainConfig
 from psm.methods.plugins import missing_plugins
 from psm.methods.registry import METHODS, find_method
 from psm.methods.spec import MethodSpec
@@ -16,8 +15,6 @@ from psm.models.heads import prediction_head, projection_head
 from psm.models.siamese import SiameseNetworks
 from psm.utils.errors import UserError
 from psm.utils.seeding import derived_seed
-
-GROUPS = tuple(f.name for f in fields(MethodSpec))
 
 
 def method_of(config: PretrainSettings) -> MethodSpec:
@@ -36,7 +33,7 @@ def method_of(config: PretrainSettings) -> MethodSpec:
 
 def method_groups(config: PretrainSettings) -> dict[str, Any]:
     """The groups of a configuration that describe its method."""
-    return {name: getattr(config, name) for name in GROUPS}
+    return {name: getattr(config, name) for name in METHOD_GROUPS}
 
 
 def method_title(name: str) -> str:
