@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ import pytest
 from psm.cli.main import main
 from psm.config import merge as settings
 from psm.config.schema import (
+    METHOD_GROUPS,
     DataConfig,
     EvaluateConfig,
     ExperimentConfig,
@@ -19,6 +21,7 @@ from psm.config.schema import (
     MethodsConfig,
     PretrainConfig,
 )
+from psm.methods import KINDS, MethodSpec, get_method
 
 
 def psm(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
@@ -220,3 +223,17 @@ def test_a_folder_of_unlabeled_images_trains(tmp_path: Path) -> None:
     assert inspected.returncode == 0, inspected.stderr
     assert "save.snapshots" in inspected.stdout
     assert (out / "inspect.html").exists()
+
+
+@pytest.mark.parametrize("group", METHOD_GROUPS)
+def test_help_on_a_group_of_a_method_lists_its_parts_and_settings(
+    group: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["pretrain", "--help", group]) == 0
+    said = capsys.readouterr().out
+    expected = KINDS[group] if group in KINDS else [f.name for f in fields(getattr(get_method("psm"), group))]
+    assert all(name in said for name in expected)
+
+
+def test_method_groups_are_those_of_the_spec() -> None:
+    assert tuple(sorted(METHOD_GROUPS)) == tuple(sorted(f.name for f in fields(MethodSpec)))

@@ -13,7 +13,15 @@ from typing import TextIO
 
 from psm.config import merge as settings
 from psm.config.help import help_text
-from psm.config.schema import DataConfig, EvaluateConfig, ExperimentConfig, InspectConfig, MethodsConfig, PretrainConfig
+from psm.config.schema import (
+    METHOD_GROUPS,
+    DataConfig,
+    EvaluateConfig,
+    ExperimentConfig,
+    InspectConfig,
+    MethodsConfig,
+    PretrainConfig,
+)
 from psm.utils.errors import Diverged, UserError, did_you_mean
 
 USAGE = """psm: learn image encoders from unlabeled images by contrastive learning with mined samples
@@ -203,6 +211,10 @@ def _run(arguments: list[str]) -> int:
 
 
 def _help(name: str, schema: type, topic: str) -> str:
+    if topic in METHOD_GROUPS and name in ("pretrain", "experiment"):
+        from psm.methods.help import method_group_help
+
+        return method_group_help(topic)
     if schema is not ExperimentConfig:
         return help_text(f"psm {name}", [schema], topic)
     from psm.experiments.plan import RESERVED
