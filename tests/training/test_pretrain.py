@@ -17,11 +17,10 @@ from torch import nn
 
 import psm
 from psm.config import merge as settings
-from psm.config.schema import ImagesConfig, PretrainConfig, ViewsConfig
+from psm.config.schema import ImagesConfig, ViewsConfig
 from psm.data import ImageDataset, ImageStore, load_dataset
 from psm.losses.contrastive import ContrastiveLoss
-from psm.methods import get_method
-from psm.methods.build import build_networks
+from psm.methods.build import build_networks, method_of
 from psm.training.health import divergence, feature_health, health_warnings
 from psm.training.module import PretrainModule
 from psm.utils.checkpoint_file import read_checkpoint
@@ -126,8 +125,7 @@ def test_gradients_are_clipped_at_every_precision(tmp_path: Path, small: dict[st
     """So hard that nothing but weight decay, which is off, could move the weights far."""
     free = psm.pretrain(tmp_path / "free", **small, precision=precision, optim={"weight_decay": 0.0})
     held = psm.pretrain(tmp_path / "held", **small, precision=precision, optim={"weight_decay": 0.0, "clip": 1e-6})
-    config = settings.build(PretrainConfig, {**small, "out": "x"})
-    start = build_networks(config, get_method("psm"), 16).encoder
+    start = build_networks(free.config, method_of(free.config), 16).encoder
     moved = [
         max((a - b).abs().max().item() for a, b in zip(start.parameters(), run.encoder.parameters(), strict=True))
         for run in (free, held)

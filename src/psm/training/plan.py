@@ -1,4 +1,4 @@
-"""What a run will do, said before its first step, and how long it will take, said after a few."""
+"""The plan of a run, shown before its first step, and a forecast of its duration, shown after a few."""
 
 import copy
 import logging
@@ -91,7 +91,7 @@ def duration(seconds: float) -> str:
 
 
 def estimate_memory(module: PretrainModule, world_size: int) -> float | None:
-    """Bytes that a process will need at its peak, to within some tens of percent; None where it cannot be told."""
+    """Bytes that a process will need at its peak, to within some tens of percent; None if it cannot be estimated."""
     nets, config = module.networks, module.config
     per_image = activation_bytes(nets.encoder, module.views.size)
     if per_image is None:

@@ -22,7 +22,7 @@ log = logging.getLogger("psm")
 REFRESH = 0.5  # seconds between looks at the loss on a terminal: each one waits for the device
 LINE_EVERY = 28.0  # seconds between lines without a terminal; with POLL it stays below half a minute
 POLL = 1.0
-FORECAST_STEPS, FORECAST_SECONDS = 3, 20.0  # timed before the run's duration is said, whichever comes first
+FORECAST_STEPS, FORECAST_SECONDS = 3, 20.0  # timed before the forecast is shown, whichever comes first
 _SHORTEST_BAR = 10
 # What a narrow line leaves out, in this order. The time left stays whatever the width.
 _DROP_ORDER = ("rate", "step", "chance", "knn", "loss", "epoch")
@@ -95,7 +95,7 @@ class ProgressBar(lightning.Callback):
         self.heartbeat: _Heartbeat | None = None
         self.knn: float | None = None
         self.loss: dict[str, float] = {}
-        self.forecast_said = False
+        self.forecast_shown = False
 
     def on_train_start(self, trainer: lightning.Trainer, module: PretrainModule) -> None:  # type: ignore[override]
         if not trainer.is_global_zero:
@@ -175,9 +175,9 @@ class ProgressBar(lightning.Callback):
     def _forecast_once(self) -> None:
         timer = self.timer
         enough = timer.timed >= FORECAST_STEPS or timer.timed_seconds >= FORECAST_SECONDS
-        if self.forecast_said or not enough or timer.seconds_per_step is None:
+        if self.forecast_shown or not enough or timer.seconds_per_step is None:
             return
-        self.forecast_said = True
+        self.forecast_shown = True
         self._say(forecast(timer.left() or 0.0, timer.seconds_per_step, self.module.config, self.device))
 
     def _say(self, lines: list[str]) -> None:
