@@ -2,6 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/ready
+PLAIN := tests/test_ops.py tests/losses tests/mining tests/models tests/views tests/methods/test_builtin.py tests/training
 
 .PHONY: demo test test-all test-plain sanitize lint format clean
 
@@ -12,13 +13,14 @@ demo: $(READY)
 
 test: lint
 	$(BIN)/python -m pytest -n 2
+	PSM_KERNELS=0 $(BIN)/python -m pytest -n 2 -q $(PLAIN)
 
 test-all: lint
 	$(BIN)/python -m pytest -n 2 -m "slow or not slow"
 
 # The rooms that use psm.ops, in plain PyTorch: no kernel runs.
 test-plain: $(READY)
-	PSM_KERNELS=0 $(BIN)/python -m pytest -n 2 tests/test_ops.py tests/losses tests/mining tests/models tests/views tests/methods tests/training
+	PSM_KERNELS=0 $(BIN)/python -m pytest -n 2 -q $(PLAIN)
 
 # The C kernels' tests under AddressSanitizer and UBSan.
 sanitize: $(READY)

@@ -1,6 +1,7 @@
 """Trained encoders on disk: what loading imports, and that encoder.json's lines do load them."""
 
 import json
+import random
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ import torch
 
 import psm
 from helpers import SMALL
+from psm.utils.errors import UserError
 
 # Modules that loading an encoder must not import: the trainer, and whatever locks files.
 UNWANTED = ("lightning", "psm.training", "psm.utils.locking", "psm.utils.run_lock")
@@ -59,3 +61,22 @@ def test_a_checkpoint_and_the_encoder_file_hold_the_same_weights(run: Path) -> N
     assert not finished.training
     for name, value in finished.state_dict().items():
         assert torch.equal(value, checkpoint.state_dict()[name])
+
+
+@pytest.mark.parametrize("name", ["encoder.safetensors", "checkpoints/last.ckpt"])
+def test_flipped_bytes_are_noticed(tmp_path: Path, small: dict[str, Any], name: str) -> None:
+    """Anywhere among the weights: neither format checks them itself."""
+    run = psm.pretrain(tmp_path / "a", **small)
+    path = run.out / name
+    whole = path.read_bytes()
+    generator = random.Random(0)
+    for _ in range(20):
+        place = generator.randrange(len(whole) // 4, 3 * len(whole) // 4)
+        damaged = bytearray(whole)
+        for index in range(place, place + 64):
+            damaged[index] ^= 0xFF
+        path.write_bytes(damaged)
+        with pytest.raises(UserError, match="is damaged"):
+            psm.load_encoder(path)
+    path.write_bytes(whole)
+    psm.load_encoder(path)

@@ -1,10 +1,13 @@
 """Saving and loading trained encoders: safetensors with a plain state dict, and a JSON file on how to load it."""
 
 import json
+import zlib
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save
 from torch import Tensor, nn
@@ -56,7 +59,7 @@ def save_encoder(run: RunFolder, encoder: nn.Module, info: EncoderInfo) -> None:
     description = asdict(info)
     # Copies: safetensors refuses tensors that share memory. One entry of metadata: the order of several varies.
     state = {name: x.detach().cpu().contiguous().clone() for name, x in unwrapped(encoder).state_dict().items()}
-    content = save(state, metadata={"psm": json.dumps(description)})
+    content = save(state, metadata={"psm": json.dumps(description | {"crc32": checksum(state)})})
     write_atomically(run.encoder, lambda file: file.write(content))
     readable = json.dumps(description | {"how_to_load": info.how_to_load()}, indent=2)
     write_text_atomically(run.info, f"{readable}\n")
@@ -123,7 +126,19 @@ def _read_safetensors(path: Path) -> tuple[EncoderInfo, dict[str, Tensor]]:
         raise UserError(f"{path} is not a readable safetensors file: {error}.") from None
     if description is None:
         raise UserError(f"{path} says nothing of how to load it: give an encoder.safetensors written by psm.")
-    return _parse_info(description, path), state
+    info = _parse_info(description, path)
+    if json.loads(description).get("crc32") not in (None, checksum(state)):
+        raise UserError(f"{path} is damaged: the checksum of its weights does not match. Restore it from a copy.")
+    return info, state
+
+
+def checksum(state: Mapping[str, Tensor]) -> int:
+    """CRC-32 of names and values, about 1 GB/s."""
+    value = 0
+    for name in sorted(state):
+        value = zlib.crc32(name.encode(), value)
+        value = zlib.crc32(state[name].contiguous().view(-1).view(torch.uint8).numpy(), value)
+    return value
 
 
 def _parse_info(description: dict[str, Any] | str, path: Path) -> EncoderInfo:

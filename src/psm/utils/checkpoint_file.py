@@ -1,6 +1,7 @@
 """Reading checkpoints without unpickling anything but tensors and plain containers."""
 
 import pickle
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +13,30 @@ DESCRIPTION_KEYS = {"config", "encoder_info", "images"}  # what psm adds to a Li
 
 
 def load_file(path: str | Path, map_location: Any = "cpu") -> Any:
-    """``torch.load`` with ``weights_only=True``; a file that cannot be read is a UserError."""
+    """``torch.load`` with ``weights_only=True``; a file that is damaged or cannot be read is a UserError."""
+    _check_crc(path)
     try:
         return torch.load(path, map_location=map_location, weights_only=True)
     except pickle.UnpicklingError:
         raise UserError(f"{path} is no checkpoint, or holds more than tensors and plain values: not loaded.") from None
     except (RuntimeError, EOFError, OSError, ValueError, KeyError, IndexError, AttributeError):
         raise UserError(f"{path} is empty, cut off or no checkpoint: give another file.") from None
+
+
+def _check_crc(path: str | Path) -> None:
+    """Compare every part of the file with the CRC-32 that ``torch.save`` stored with it, which torch does not do.
+
+    About 1 GB/s: 0.1 s for ResNet-18 with its optimizer, target and a bank of 16,384 rows.
+    """
+    if not zipfile.is_zipfile(path):
+        return  # torch.load says what it is
+    try:
+        with zipfile.ZipFile(path) as file:
+            damaged = file.testzip()
+    except (zipfile.BadZipFile, OSError, EOFError, ValueError, NotImplementedError, RuntimeError):
+        damaged = "its structure"
+    if damaged is not None:
+        raise UserError(f"{path} is damaged: the checksum of {damaged} does not match. Restore it from a copy.")
 
 
 def read_checkpoint(path: str | Path) -> dict[str, Any]:
