@@ -53,7 +53,10 @@ def pretrain(arguments: Sequence[str]) -> None:
         return
     print(f"encoder: {result.out / 'encoder.safetensors'}")
     print(f"page:    {write_page(result.out, result.data)}")
-    print(f"score:   psm evaluate {result.out}")
+    if result.data.test is not None:
+        print(f"score:   psm evaluate {result.out}")
+    else:  # without labels there is nothing to score by
+        print(f"look:    psm inspect {result.out}")
 
 
 def evaluate(arguments: Sequence[str]) -> None:
