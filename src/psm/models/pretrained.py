@@ -137,7 +137,7 @@ def checksum(state: Mapping[str, Tensor]) -> int:
     value = 0
     for name in sorted(state):
         value = zlib.crc32(name.encode(), value)
-        value = zlib.crc32(state[name].contiguous().view(-1).view(torch.uint8).numpy(), value)
+        value = zlib.crc32(state[name].contiguous().view(-1).view(torch.uint8).numpy().data, value)
     return value
 
 
