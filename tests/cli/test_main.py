@@ -126,11 +126,18 @@ def test_pretrain_evaluate_and_page(tmp_path: Path, small_arguments: list[str]) 
     ).replace("https://matplotlib.org", "")
 
 
+def default_interrupts() -> None:
+    """SIGINT interrupts, also where the tests were started in the background, which makes it ignored."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 def started(*arguments: str, until: Path) -> subprocess.Popen[str]:
     """A command in a process of its own, once it has written a file."""
     command = [sys.executable, "-m", "psm", *arguments]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
+    process = subprocess.Popen(
+        command, stderr=subprocess.PIPE, text=True, env=environment, preexec_fn=default_interrupts
+    )
     for _ in range(3000):
         if until.exists() or process.poll() is not None:
             break
@@ -161,6 +168,7 @@ def test_nothing_saved_nothing_to_resume(
         time.sleep(10)
 
     monkeypatch.setattr("psm.training.pretrain.run_pretraining", interrupted)
+    default_interrupts()
     before = signal.getsignal(signal.SIGTERM)
     assert main(["pretrain", f"out={tmp_path / 'run'}"]) == code
     said = capsys.readouterr().err
