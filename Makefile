@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/ready
-PLAIN := tests/test_ops.py tests/losses tests/mining tests/models tests/views tests/methods/test_builtin.py tests/training
+PLAIN := tests/test_ops.py tests/losses tests/mining tests/models tests/views
 
 .PHONY: demo test test-all test-plain sanitize lint format clean
 
@@ -20,7 +20,7 @@ test-all: lint
 
 # The rooms that use psm.ops, in plain PyTorch: no kernel runs.
 test-plain: $(READY)
-	PSM_KERNELS=0 $(BIN)/python -m pytest -n 2 -q $(PLAIN)
+	PSM_KERNELS=0 $(BIN)/python -m pytest -n 2 -q $(PLAIN) tests/methods tests/training
 
 # The C kernels' tests under AddressSanitizer and UBSan.
 sanitize: $(READY)

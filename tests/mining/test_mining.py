@@ -83,9 +83,9 @@ def test_equals_loops(
     spec = without_pnsm(
         positives={"k": k, "weights": weighting},
         loss={"temperature": temperature, "hard_weight": hard},
-        bank={"size": rows + 3},
+        bank={"size": rows + 5},
     )
-    output = pair_loss(pair_of(query, key, projection, other), spec, filled(bank, bank_ids, rows + 3), ids)
+    output = pair_loss(pair_of(query, key, projection, other), spec, filled(bank, bank_ids, rows + 5), ids)
     (gradient,) = torch.autograd.grad(output.loss, query)
     slow = reference.soft_loss(query, projection, key, bank, k, temperature, weighting, bank_ids, ids)
     slow = slow + hard * reference.hard_loss(query, key, other, temperature)

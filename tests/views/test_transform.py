@@ -58,7 +58,7 @@ def recolored(pixels: torch.Tensor, params: AugmentParams) -> torch.Tensor:
 
 
 def luma(pixels: torch.Tensor) -> torch.Tensor:
-    return torch.einsum("nchw,c->nhw", pixels, torch.tensor(LUMA))
+    return torch.einsum("nchw,c->nhw", pixels, torch.tensor(LUMA, dtype=pixels.dtype))
 
 
 def assert_rate(happened: torch.Tensor, probability: float) -> None:
