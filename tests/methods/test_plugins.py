@@ -40,7 +40,7 @@ def test_a_plugin_trains_resumes_evaluates_and_is_inspected(
     plugin: Any, tmp_path: Path, small_arguments: list[str]
 ) -> None:
     out, given = tmp_path / "run", f"plugins={plugin}"
-    begin = ("pretrain", f"out={out}", *small_arguments, "save.every_steps=1")
+    begin = ("pretrain", f"out={out}", *small_arguments, "epochs=1", "save.every_steps=1")
     assert "method=mine is unknown" in said(psm(*begin, "method=mine"), 2)
     said(psm(*begin, "method=mine", given))
     assert "positives.rule=centroid is unknown" in said(psm("pretrain", f"out={out}", "resume=true"), 2)
