@@ -20,6 +20,7 @@ from psm.evaluation.evaluate import BASELINE_LR_GRID
 from psm.evaluation.features import extract, frozen
 from psm.evaluation.knn import knn_accuracy
 from psm.evaluation.linear import linear_accuracy
+from psm.models.pretrained import checksum
 from psm.utils.errors import UserError
 from psm.utils.files import append_line, read_lines
 from psm.utils.seeding import generator
@@ -221,12 +222,12 @@ def test_one_grid_for_the_encoder_and_the_baselines(run: Any, tmp_path: Path) ->
 
 
 def rewritten(run: Any, path: Any, change: Any) -> Any:
-    """A copy of the run's encoder file with its weights changed."""
+    """A copy of the run's encoder file with its weights changed, and the checksum of the changed weights."""
     with safe_open(run / "encoder.safetensors", "pt") as file:
-        metadata = file.metadata()
+        description = json.loads(file.metadata()["psm"])
     state = load_file(run / "encoder.safetensors")
     change(state)
-    save_file(state, path, metadata)
+    save_file(state, path, {"psm": json.dumps(description | {"crc32": checksum(state)})})
     return path
 
 

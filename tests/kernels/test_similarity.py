@@ -207,7 +207,7 @@ def test_the_sum_of_exponentials_and_its_gradient_equal_those_of_the_matrix(
     weights = torch.randn(count, generator=torch.Generator().manual_seed(2))
     gradients = [torch.autograd.grad((x * weights.to(x.dtype)).sum(), queries)[0] for x in (found, exact)]
     torch.testing.assert_close(found.double(), exact, atol=2e-6 / temperature, rtol=0)
-    torch.testing.assert_close(*gradients, atol=1e-6 + 1e-6 / temperature, rtol=0)
+    torch.testing.assert_close(*gradients, atol=1e-6 + 1e-6 / temperature, rtol=4e-6)
 
 
 @compiled
