@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from psm.config import merge as settings
-from psm.config.schema import ExperimentConfig, PretrainConfig
+from psm.config.schema import ExperimentConfig as Config
+from psm.config.schema import PretrainConfig
 from psm.experiments.catalog import EXPERIMENTS
 from psm.experiments.plan import Request, check_keys, make_plan, read_request
 from psm.experiments.presets import PRESETS
@@ -16,7 +17,7 @@ from psm.utils.errors import UserError, did_you_mean
 WORDS = ("list", "run", "report")
 
 
-def experiment(arguments: Sequence[str]) -> int:
+def run(arguments: Sequence[str]) -> int:
     """Do what the first word says; 1 when a run failed."""
     if not arguments:
         raise UserError("`psm experiment` needs a word: list, run NAME... or report; see `psm experiment --help`.")
@@ -32,10 +33,10 @@ def experiment(arguments: Sequence[str]) -> int:
 def _parse(arguments: Sequence[str]) -> tuple[dict[str, Any], ...]:
     """Overrides from `key=value` arguments, each read by the command that it is a key of."""
     check_keys(argument.partition("=")[0] for argument in arguments)
-    own = {row.key for row in settings.rows(ExperimentConfig)}
+    own = {row.key for row in settings.rows(Config)}
     mine = [argument for argument in arguments if argument.partition("=")[0] in {*own, "config"}]
     runs = [argument for argument in arguments if argument not in mine]
-    *files, given = settings.parse(mine, ExperimentConfig)
+    *files, given = settings.parse(mine, Config)
     return (*files, given, *settings.parse(runs, PretrainConfig))
 
 

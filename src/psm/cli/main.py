@@ -5,23 +5,15 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 from types import FrameType
 from typing import TextIO
 
-from psm.config import merge as settings
 from psm.config.help import help_text
-from psm.config.schema import (
-    METHOD_GROUPS,
-    DataConfig,
-    EvaluateConfig,
-    ExperimentConfig,
-    InspectConfig,
-    MethodsConfig,
-    PretrainConfig,
-)
+from psm.config.schema import METHOD_GROUPS, ExperimentConfig, PretrainConfig
 from psm.utils.errors import Diverged, UserError, did_you_mean
 
 USAGE = """psm: learn image encoders from unlabeled images by contrastive learning with mined samples
@@ -39,89 +31,8 @@ Arguments are key=value, nested keys dotted (positives.k=10); config=FILE.yaml g
 HELP = ("-h", "--help", "help")
 
 
-def pretrain(arguments: Sequence[str]) -> None:
-    overrides = settings.parse(arguments, PretrainConfig)
-    settings.build(PretrainConfig, *overrides)  # a mistyped key is answered before anything heavy is imported
-    from psm.ops import keep_freed_memory
-    from psm.reporting.run_page import write_page
-    from psm.training.distributed import is_rank_zero
-    from psm.training.pretrain import run_pretraining
-
-    keep_freed_memory()
-    result = run_pretraining(*overrides)
-    if not is_rank_zero():
-        return
-    print(f"encoder: {result.out / 'encoder.safetensors'}")
-    print(f"page:    {write_page(result.out, result.data)}")
-    if result.data.test is not None:
-        print(f"score:   psm evaluate {result.out}")
-    else:  # without labels there is nothing to score by
-        print(f"look:    psm inspect {result.out}")
-
-
-def evaluate(arguments: Sequence[str]) -> None:
-    overrides = settings.parse(_with_positional(arguments, "checkpoint"), EvaluateConfig)
-    settings.build(EvaluateConfig, *overrides)
-    from psm.evaluation.evaluate import run_evaluation
-    from psm.reporting.run_page import write_page
-    from psm.reporting.terminal import scores_table
-
-    evaluation = run_evaluation(*overrides)
-    scores_table(evaluation.scores)
-    if evaluation.run is not None:
-        print(f"page: {write_page(evaluation.run, evaluation.training_data)}")
-
-
-def inspect(arguments: Sequence[str]) -> None:
-    overrides = settings.parse(_with_positional(arguments, "run"), InspectConfig)
-    settings.build(InspectConfig, *overrides)
-    from psm.reporting.inspector import run_inspection
-
-    inspection = run_inspection(*overrides)
-    print(f"page: {inspection.page} ({inspection.page.stat().st_size / 1e6:.1f} MB)")
-    for sentence in inspection.remarks:
-        print(sentence)
-
-
-def _with_positional(arguments: Sequence[str], name: str) -> Sequence[str]:
-    """The arguments with a first one that is no key=value, as in `psm inspect runs/a`, as the value of a key."""
-    first, *rest = arguments or [""]
-    named = bool(first) and "=" not in first and not first.startswith("-")
-    return [f"{name}={first}", *rest] if named else arguments
-
-
-def methods(arguments: Sequence[str]) -> None:
-    config = settings.build(MethodsConfig, *settings.parse(arguments, MethodsConfig))
-    from psm.methods.plugins import load_plugins
-    from psm.reporting.terminal import method_table, methods_table
-
-    load_plugins(config.plugins)
-    method_table(config.method) if config.method else methods_table()
-
-
-def data(arguments: Sequence[str]) -> None:
-    config = settings.build(DataConfig, *settings.parse(arguments, DataConfig))
-    from psm.reporting.terminal import data_table, published_table
-
-    if config.sheet and not config.data:
-        raise UserError("sheet= shows images of a data set: give data= too.")
-    data_table(config) if config.data else published_table()
-
-
-def experiment(arguments: Sequence[str]) -> int:
-    from psm.cli.experiment import experiment
-
-    return experiment(arguments)
-
-
-COMMANDS: dict[str, tuple[Callable[[Sequence[str]], int | None], type]] = {
-    "pretrain": (pretrain, PretrainConfig),
-    "evaluate": (evaluate, EvaluateConfig),
-    "inspect": (inspect, InspectConfig),
-    "methods": (methods, MethodsConfig),
-    "data": (data, DataConfig),
-    "experiment": (experiment, ExperimentConfig),
-}
+# Each command is a module of this folder: `Config`, its settings, and `run(arguments)`, which may return an exit code.
+COMMANDS = ("pretrain", "evaluate", "inspect", "methods", "data", "experiment")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -204,13 +115,13 @@ def _run(arguments: list[str]) -> int:
     if name not in COMMANDS:
         hint = did_you_mean(name, COMMANDS)
         raise UserError(f"{name!r} is not a command{hint}: choose one of {', '.join(COMMANDS)}; see `psm --help`.")
-    command, schema = COMMANDS[name]
+    command = import_module(f"psm.cli.{name}")
     asked = next((place for place, word in enumerate(rest) if word in HELP), None)
     if asked is not None:
-        print(_help(name, schema, next((word for word in rest[asked + 1 :] if "=" not in word), "")))
+        print(_help(name, command.Config, next((word for word in rest[asked + 1 :] if "=" not in word), "")))
         return 0
     _speak_on_stderr()
-    return command(rest) or 0
+    return command.run(rest) or 0
 
 
 def _help(name: str, schema: type, topic: str) -> str:
