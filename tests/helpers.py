@@ -1,8 +1,12 @@
 """What tests of several rooms share."""
 
+import multiprocessing
+import os
 import re
 import shutil
 import subprocess
+import sys
+import tempfile
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -62,6 +66,55 @@ def page_widths(page: Any, folder: Any, width: Any) -> Any:
     probe.write_text(page.read_text().replace("</body>", f"{script}</body>"))
     shown = browser_dom(probe.as_uri(), folder / f"profile-{width}", width)
     return [int(number) for number in re.search(r'data-measured="([\d ]+)"', shown)[1].split()]
+
+
+# New processes are forks of one that has imported the library, which takes seconds, and has done nothing with it.
+FORKS = multiprocessing.get_context("forkserver")
+FORKS.set_forkserver_preload(
+    ["psm.cli.main", "psm.training.pretrain", "psm.evaluation.evaluate", "psm.reporting.inspector"]
+)
+
+
+def start_psm(*arguments: Any, output: Path | None = None, **environment: str) -> Any:
+    """The command line in a new process, as a `multiprocessing.Process` that has started.
+
+    Args:
+        arguments: what stands after ``psm``.
+        output: folder for the files stdout and stderr; None: they are dropped.
+        environment: variables set beside one thread and a width of 160 columns.
+    """
+    environment = {"OMP_NUM_THREADS": "1", "COLUMNS": "160", **environment}
+    process = FORKS.Process(target=_command_line, args=([str(x) for x in arguments], output, environment))
+    process.start()
+    return process
+
+
+def run_psm(*arguments: Any, timeout: float = 300, **environment: str) -> subprocess.CompletedProcess[str]:
+    """The command line in a new process, to its end: exit code and what it printed."""
+    with tempfile.TemporaryDirectory() as folder:
+        process = start_psm(*arguments, output=Path(folder), **environment)
+        process.join(timeout)
+        if process.exitcode is None:
+            process.kill()
+            raise TimeoutError(f"psm {' '.join(map(str, arguments))} took more than {timeout} s")
+        out, err = ((Path(folder) / name).read_text() for name in ("stdout", "stderr"))
+    return subprocess.CompletedProcess(list(arguments), process.exitcode, out, err)
+
+
+def _command_line(arguments: list[str], output: Path | None, environment: dict[str, str]) -> None:
+    from psm.cli.main import main
+
+    os.environ.update(environment)
+    torch.set_num_threads(int(environment["OMP_NUM_THREADS"]))
+    for number, name in ((1, "stdout"), (2, "stderr")):
+        handle = os.open(os.devnull if output is None else output / name, os.O_WRONLY | os.O_CREAT)
+        os.dup2(handle, number)
+        setattr(sys, name, os.fdopen(handle, "w", buffering=1))
+    sys.argv = ["psm", *arguments]
+    code = main(arguments)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    sys.exit(code)
 
 
 @contextmanager

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from helpers import run_psm as psm
 from psm.cli.main import main
 from psm.config import merge as settings
 from psm.config.schema import (
@@ -24,10 +25,10 @@ from psm.config.schema import (
 from psm.methods import KINDS, MethodSpec, get_method
 
 
-def psm(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "COLUMNS": "160"}
-    command = [sys.executable, "-m", "psm", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
+def test_the_module_is_the_command_line() -> None:
+    result = subprocess.run([sys.executable, "-m", "psm", "pretrian"], capture_output=True, text=True)
+    assert (result.returncode, result.stdout) == (2, "")
+    assert "did you mean 'pretrain'?" in result.stderr
 
 
 def test_help_does_not_import_torch() -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from helpers import needs_browser, page_widths
+from helpers import needs_browser, page_widths, run_psm
 from psm.utils.files import read_lines
 
 SMOKE = ("preset=smoke", "epochs=4", "jobs=2", "monitor.every=4")
@@ -26,7 +26,7 @@ def command(*arguments: Any) -> Any:
 
 
 def psm(*arguments: Any) -> Any:
-    return subprocess.run(command(*arguments), capture_output=True, text=True, env=environment(), timeout=300)
+    return run_psm("experiment", *arguments)
 
 
 def environment() -> Any:

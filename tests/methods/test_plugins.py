@@ -1,14 +1,12 @@
 """docs/extend.md as a plugin: its parts train, resume, are inspected and run in experiments, in other processes."""
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from helpers import run_psm as psm
 from psm.methods import KINDS, METHODS, get_method
 from psm.methods.plugins import load_plugins
 from psm.utils.errors import UserError
@@ -24,11 +22,6 @@ def plugin(tmp_path: Path) -> Any:
     path = tmp_path / "my_parts.py"
     path.write_text("\n\n".join(blocks))
     return path
-
-
-def psm(*arguments: Any) -> Any:
-    command = [sys.executable, "-m", "psm", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
 
 
 def said(result: Any, code: Any = 0) -> Any:

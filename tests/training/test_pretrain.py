@@ -2,10 +2,7 @@
 
 import json
 import math
-import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -16,6 +13,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 import psm
+from helpers import run_psm, start_psm
 from psm.config import merge as settings
 from psm.config.schema import ImagesConfig, ViewsConfig
 from psm.data import ImageDataset, ImageStore, load_dataset
@@ -151,24 +149,19 @@ def test_an_index_is_refused_where_it_would_do_nothing(tmp_path: Path, small: di
 
 def test_killed_and_resumed_ends_with_the_same_weights(tmp_path: Path, small_arguments: list[str]) -> None:
     """A real process, killed with SIGKILL several times at whatever it was doing."""
-    command = [sys.executable, "-m", "psm", "pretrain", *small_arguments, "epochs=6", "save.every_steps=1"]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    subprocess.run([*command, f"out={tmp_path / 'whole'}"], check=True, env=environment, capture_output=True)
+    command = ("pretrain", *small_arguments, "epochs=6", "save.every_steps=1")
+    assert run_psm(*command, f"out={tmp_path / 'whole'}").returncode == 0
     out, kills = tmp_path / "parts", 0
     for goal in (1, 5, 8, 13):
-        resumed = [*command, f"out={out}", "resume=auto"]
-        process = subprocess.Popen(resumed, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        while process.poll() is None:
+        process = start_psm(*command, f"out={out}", "resume=auto")
+        while process.exitcode is None:
             if (out / "checkpoints" / "last.ckpt").exists() and _steps(out) >= goal:
                 time.sleep(0.003 * goal)  # lands within a step, a write or between two
-                process.send_signal(signal.SIGKILL)
-                process.wait()
-        kills += process.returncode == -signal.SIGKILL
+                process.kill()
+                process.join()
+        kills += process.exitcode == -signal.SIGKILL
     assert kills >= 3
-    subprocess.run(
-        [sys.executable, "-m", "psm", "pretrain", f"out={out}", "resume=true", "progress=false"],
-        check=True, env=environment, capture_output=True,
-    )  # fmt: skip
+    assert run_psm("pretrain", f"out={out}", "resume=true", "progress=false").returncode == 0
     assert same(load_file(tmp_path / "whole" / "encoder.safetensors"), load_file(out / "encoder.safetensors"))
     assert same(state(tmp_path / "whole")["state_dict"], state(out)["state_dict"])
     assert not list(out.rglob(".writing-*"))
