@@ -24,7 +24,7 @@ from turns import Contender, in_turns, keep, kept_before, shown, spread
 
 HERE = Path(__file__).resolve().parent
 METHODS = ("simclr", "byol", "mocov2", "nnclr")
-NETWORKS = ("resnet18-imagenet", "tiny-small", "tiny-imagenet")  # encoder and stem
+NETWORKS = ("resnet18-imagenet", "tiny-cifar", "tiny-imagenet")  # encoder and stem
 AVX2 = {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_ENABLE_INSTRUCTIONS": "AVX2"}
 
 

@@ -8,16 +8,14 @@ import tempfile
 import time
 from pathlib import Path
 
-import lightning
 import torch
 
-from psm.config import merge as settings
-from psm.config.schema import PretrainConfig
-from psm.data import ImageDataset, ImageStore
+import psm
 from psm.ops import keep_freed_memory
-from psm.training.pretrain import _prepare
-from psm.training.resolve import resolve
-from psm.utils.run_folder import RunFolder
+
+pretrain = psm.pretrain  # loads Lightning through psm, which also works where torchvision is a build for another torch
+
+import lightning  # noqa: E402
 
 IMAGES = 10240
 
@@ -29,6 +27,9 @@ class Turns(lightning.Callback):
         self.left, self.started = 0, 0.0
 
     def on_train_start(self, trainer: lightning.Trainer, module: lightning.LightningModule) -> None:
+        if module.bank is not None:  # full from the start: a search in an empty one would flatter
+            size, width = module.bank.rows.shape
+            module.bank.enqueue(torch.randn(size, width), torch.arange(size) % IMAGES)
         self.wait()
 
     def on_train_batch_end(self, trainer: lightning.Trainer, *_: object) -> None:
@@ -50,24 +51,9 @@ def main() -> None:
     torch.set_num_threads(int(threads))
     keep_freed_memory()  # as `psm pretrain` does
     images = torch.randint(0, 256, (IMAGES, 3, 32, 32), dtype=torch.uint8)
-    data = ImageDataset("images", ImageStore(images), None, ())
-    overrides = {
-        "out": "x",
-        "method": method,
-        "encoder": encoder,
-        "stem": stem,
-        "batch_size": int(batch),
-        "epochs": 1000,
-    }
-    config = resolve(settings.build(PretrainConfig, overrides, {"progress": False}), data)
+    keys = {"method": method, "encoder": encoder, "stem": stem, "batch_size": int(batch), "epochs": 1000}
     with tempfile.TemporaryDirectory() as folder:
-        trainer, module = _prepare(RunFolder(Path(folder)), config, data, None)
-        # The bank starts full: a search in an empty one would flatter.
-        if module.bank is not None:
-            size = module.bank.size
-            module.bank.enqueue(torch.randn(size, config.heads.out_dim), torch.arange(size) % IMAGES)
-        trainer.callbacks.append(Turns())
-        trainer.fit(module)
+        pretrain(Path(folder) / "run", images, **keys, progress=False, callbacks=[Turns()])
 
 
 if __name__ == "__main__":
