@@ -18,7 +18,7 @@ from PIL import Image
 from psm.config.schema import ImagesConfig
 from psm.data import decode, load_dataset
 from psm.data.cache import CacheEntry
-from psm.utils.errors import UserError
+from psm.utils.errors import ResourceError, UserError
 
 FORK = multiprocessing.get_context("fork") if "fork" in multiprocessing.get_all_start_methods() else None
 needs_fork = pytest.mark.skipif(FORK is None, reason="child processes are forked")
@@ -185,7 +185,7 @@ def test_a_full_disk_is_refused_before_any_work(root: Any, tmp_path: Path, monke
     usage = namedtuple("usage", "total used free")(10**9, 10**9, 100)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
     monkeypatch.setattr(decode, "decode", None)
-    with pytest.raises(UserError, match=r"need .* GB .* 0.0 GB are free; set images.cache"):
+    with pytest.raises(ResourceError, match=r"need .* GB .* 0.0 GB are free; set images.cache"):
         read(root, tmp_path / "cache")
     assert entries(tmp_path / "cache") == []
 
@@ -195,7 +195,7 @@ def test_a_disk_that_fills_up_on_the_way(tmp_path: Path) -> None:
         raise OSError(28, "No space left on device")
         yield
 
-    with pytest.raises(UserError, match=r"No space left.*images.cache"):
+    with pytest.raises(ResourceError, match=r"No space left.*images.cache"):
         CacheEntry(tmp_path, "name", 8).open(chunks, 1000)
     assert entries(tmp_path) == []
 

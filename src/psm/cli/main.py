@@ -14,7 +14,8 @@ from typing import TextIO
 
 from psm.config.help import help_text
 from psm.config.schema import METHOD_GROUPS, ExperimentConfig, PretrainConfig
-from psm.utils.errors import Diverged, UserError, did_you_mean
+from psm.utils.errors import Diverged, ResourceError, UserError, did_you_mean
+from psm.utils.resources import resources_explained
 
 USAGE = """psm: learn image encoders from unlabeled images by contrastive learning with mined samples
 
@@ -38,18 +39,19 @@ COMMANDS = ("pretrain", "evaluate", "inspect", "methods", "data", "experiment")
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command.
 
-    Returns 0 when it went well, 2 for a user's mistake, 1 for any other failure, 130 after Ctrl-C, 143 after SIGTERM.
+    Returns 0 when it went well, 2 for a user's mistake, 1 for any other failure (a full disk, memory that ran out, a
+    loss that is no number), 130 after Ctrl-C, 143 after SIGTERM.
     """
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        with _terminable() as terminated:
+        with _terminable() as terminated, resources_explained():
             return _run(arguments)
     except UserError as error:
         print(f"psm: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return _interrupted(arguments, bool(terminated))
-    except Diverged as error:
+    except (Diverged, ResourceError) as error:
         print(f"psm: {error}", file=sys.stderr)
         return 1
     except BrokenPipeError:  # whoever read the output has had enough of it

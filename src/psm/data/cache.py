@@ -18,8 +18,9 @@ from typing import Any
 import numpy as np
 
 from psm.config.schema import ImagesConfig
-from psm.utils.errors import UserError
+from psm.utils.errors import ResourceError, UserError
 from psm.utils.locking import locked
+from psm.utils.resources import write_error
 
 _PIXELS, _CHECKSUMS, _MANIFEST = "pixels.bin", "checksums.bin", "manifest.json"
 _CHECKSUM_TYPE = np.dtype("<u4")  # CRC-32
@@ -105,7 +106,7 @@ class CacheEntry:
                     self._build(chunks, most_bytes)
                     found = self._read()
         except OSError as error:
-            raise UserError(f"The cache in {self.cache} cannot be written ({error.strerror}); {_HINT}.") from None
+            raise write_error(f"The cache in {self.cache}", error, f"; {_HINT}") from None
         if found is None:
             raise UserError(f"The cache in {self.cache} cannot be read back after writing; {_HINT}.")
         return found
@@ -173,7 +174,7 @@ def _write_synced(path: Path, content: bytes) -> None:
 def _check_disk_space(folder: Path, needed: int) -> None:
     free = shutil.disk_usage(folder).free
     if needed > free:
-        raise UserError(
+        raise ResourceError(
             f"The images need {needed / 1e9:.1f} GB in the cache folder {folder}, where {free / 1e9:.1f} GB are free; "
             f"{_HINT}."
         )

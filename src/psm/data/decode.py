@@ -93,6 +93,8 @@ def _opened(path: Path) -> Iterator[Image.Image]:
         raise Unreadable(f"more than {_MOST_PIXELS:,} pixels") from None
     except OSError as error:
         raise Unreadable(error.strerror or str(error)) from None
+    except MemoryError:
+        raise Unreadable("not enough memory to decode it") from None
     except Exception as error:
         raise Unreadable(f"{type(error).__name__}: {error}") from None
 

@@ -14,9 +14,10 @@ import zipfile
 from pathlib import Path, PurePosixPath
 
 from psm.data.registry import Archive
-from psm.utils.errors import UserError
+from psm.utils.errors import ResourceError, UserError
 from psm.utils.locking import locked
 from psm.utils.progress import counting, transferring
+from psm.utils.resources import is_disk_full
 
 TIMEOUT = 30.0  # seconds without a byte, after which the connection is given up
 _BLOCK = 1 << 18
@@ -33,7 +34,7 @@ def install(archive: Archive, root: Path, progress: bool, download: bool = True)
                 return
             _install(archive, root, progress)
     except OSError as error:
-        raise UserError(
+        raise (ResourceError if is_disk_full(error) else UserError)(
             f"{archive.folder} cannot be stored in {root} ({error.strerror or error}); set images.root to a folder "
             "you can write, with enough space for it."
         ) from None

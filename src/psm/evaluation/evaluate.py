@@ -31,6 +31,7 @@ from psm.utils.checkpoint_file import read_checkpoint
 from psm.utils.errors import UserError
 from psm.utils.files import append_line
 from psm.utils.progress import StageBar, stages
+from psm.utils.resources import resources_explained, write_error
 from psm.utils.run_folder import RunFolder
 from psm.utils.seeding import derived_seed, generator
 from psm.views.transform import Views
@@ -38,6 +39,10 @@ from psm.views.transform import Views
 log = logging.getLogger("psm")
 # One rate does not suit raw pixels as it suits an encoder's features: baselines get the best of these.
 BASELINE_LR_GRID = (0.1, 0.03, 0.01, 0.003, 0.001, 0.0003)
+MEMORY_ADVICE = (
+    "give a smaller batch_size or linear.batch_size, a smaller images.limit, or, to keep the images on disk, a smaller "
+    "images.memory"
+)
 
 
 @dataclass(frozen=True)
@@ -108,6 +113,7 @@ def evaluate(
     return run_evaluation(given, data=None if isinstance(data, (str, Path)) else data, encoder=encoder).scores
 
 
+@resources_explained(MEMORY_ADVICE)
 def run_evaluation(
     *overrides: Mapping[str, Any], data: ImageDataset | Dataset | None = None, encoder: nn.Module | None = None
 ) -> Evaluation:
@@ -192,7 +198,7 @@ def _check_writable(folder: Path) -> Path:
         with scores.open("a"):
             pass
     except OSError as error:
-        raise UserError(f"out={folder} cannot be written: {error.strerror}.") from None
+        raise write_error(f"out={folder}", error) from None
     finally:
         for path in made:
             with suppress(OSError):

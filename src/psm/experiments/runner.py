@@ -33,6 +33,7 @@ from psm.experiments.results import (
 from psm.experiments.worker import Job
 from psm.utils.errors import UserError
 from psm.utils.locking import locked
+from psm.utils.resources import write_error
 
 POLL_SECONDS = 0.2  # between checks of the running processes
 TERMINATE_SECONDS = 10.0  # from SIGTERM to SIGKILL
@@ -211,7 +212,8 @@ def _failure_reason(log: Path, code: int) -> str:
     """The signal that ended a process, or the last line of its log."""
     if code < 0:
         with suppress(ValueError):
-            return f"ended by {signal.Signals(-code).name}"
+            name = signal.Signals(-code).name
+            return f"ended by {name}{', which the kernel sends when memory runs out' * (name == 'SIGKILL')}"
     lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
     last = lines[-1].removeprefix("psm: ") if lines and not lines[-1].startswith("---") else ""
     return last or f"ended with code {code}"
@@ -229,7 +231,7 @@ def _locked_folder(study: Study) -> Iterator[None]:
         folder.mkdir(parents=True, exist_ok=True)
         study.marker.touch()
     except OSError as error:
-        raise UserError(f"out={folder} cannot be written: {error.strerror}.") from None
+        raise write_error(f"out={folder}", error) from None
     with locked(study.marker, wait=False) as acquired:
         if not acquired:
             raise UserError(f"out={folder} is in use by another suite: wait for it or name another out.")

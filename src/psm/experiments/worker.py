@@ -22,9 +22,10 @@ from psm.experiments.plan import BASELINES, PlannedRun, data_name
 from psm.experiments.results import Study, has_gradients, read_record, write_record
 from psm.methods.plugins import load_plugins
 from psm.ops import keep_freed_memory
-from psm.utils.errors import Diverged, UserError
+from psm.utils.errors import Diverged, ResourceError, UserError
 from psm.utils.files import read_lines
 from psm.utils.locking import locked
+from psm.utils.resources import resources_explained
 from psm.utils.run_folder import RunFolder
 
 
@@ -54,9 +55,10 @@ def main() -> int:
     keep_freed_memory()
     logging.basicConfig(level=logging.WARNING, format="psm: %(message)s")
     try:
-        load_plugins(job.run.settings.get("plugins", []))
-        work(job)
-    except (UserError, Diverged) as error:
+        with resources_explained():
+            load_plugins(job.run.settings.get("plugins", []))
+            work(job)
+    except (UserError, Diverged, ResourceError) as error:
         print(f"psm: {error}", file=sys.stderr)
         return 1
     return 0
@@ -80,10 +82,12 @@ def _train(study: Study, run: PlannedRun) -> None:
 
 
 def _is_trained(run: RunFolder, epochs: int) -> bool:
-    """True if the encoder of the last epoch was written."""
+    """True if the encoder of the last epoch was written and is intact; else training writes it once more."""
+    from psm.models.pretrained import read_encoder
+
     try:
-        return run.encoder.exists() and json.loads(run.info.read_text())["epoch"] == epochs
-    except (OSError, ValueError, KeyError):
+        return run.encoder.exists() and read_encoder(run.encoder)[0].epoch == epochs
+    except UserError:
         return False
 
 

@@ -11,6 +11,7 @@ from rich.table import Table
 from psm.config.schema import DataConfig
 from psm.methods import KINDS, METHODS, MethodSpec, find_method
 from psm.utils.errors import UserError
+from psm.utils.resources import write_error
 
 if TYPE_CHECKING:
     from psm.data import ImageDataset
@@ -114,7 +115,7 @@ def _check_sheet(path: Path) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UserError(f"sheet={path} cannot be written: {error.strerror}.") from None
+        raise write_error(f"sheet={path}", error) from None
 
 
 def _write_sheet(data: "ImageDataset", path: Path) -> None:
@@ -122,6 +123,7 @@ def _write_sheet(data: "ImageDataset", path: Path) -> None:
     import torch
     from PIL import Image
 
+    from psm.utils.files import write_atomically
     from psm.utils.indices import evenly_spaced
 
     columns = 16
@@ -135,5 +137,8 @@ def _write_sheet(data: "ImageDataset", path: Path) -> None:
     for y, row in enumerate(rows):
         for x, image in enumerate(data.train.take(row)):
             sheet[y * size : y * size + size - 2, x * size : x * size + size - 2] = image.permute(1, 2, 0)
-    Image.fromarray(sheet.numpy()).save(path)
+    try:
+        write_atomically(path, lambda file: Image.fromarray(sheet.numpy()).save(file, "PNG"))
+    except OSError as error:
+        raise write_error(f"sheet={path}", error) from None
     print(f"sheet: {path}")

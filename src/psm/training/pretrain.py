@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -37,11 +37,17 @@ from psm.training.user_callbacks import check_callbacks, load_callbacks, split_c
 from psm.utils.checkpoint_file import read_checkpoint
 from psm.utils.errors import UserError
 from psm.utils.files import read_lines, remove_temporary_files, write_atomically, write_text_atomically
+from psm.utils.resources import resources_explained
 from psm.utils.run_folder import RunFolder
 from psm.utils.run_lock import clear_run, lock_run
 from psm.views.transform import Views
 
 log = logging.getLogger("psm")
+
+MEMORY_ADVICE = (
+    "give a smaller batch_size, a grad_cache_chunk below it, a smaller images.size or bank.size, or, to keep the images "
+    "on disk, a smaller images.memory"
+)
 
 
 @dataclass(frozen=True)
@@ -145,6 +151,24 @@ def run_pretraining(
     if not asked.out:
         raise UserError("out= is missing: name a folder for the run, for example out=runs/a.")
     run = RunFolder(Path(asked.out).expanduser())
+    with resources_explained(MEMORY_ADVICE, lambda: _how_to_continue(run)):
+        return _pretrain(run, asked, overrides, data, encoder, callbacks)
+
+
+def _how_to_continue(run: RunFolder) -> str:
+    if not run.checkpoint.exists():
+        return ""
+    return f"The last checkpoint is intact: `psm pretrain out={run.folder} resume=true` continues from it."
+
+
+def _pretrain(
+    run: RunFolder,
+    asked: PretrainConfig,
+    overrides: Sequence[Mapping[str, Any]],
+    data: DataLike | None,
+    encoder: nn.Module | None,
+    callbacks: Sequence[lightning.Callback],
+) -> PretrainResult:
     plugins = load_plugins(asked.plugins)
     if not is_rank_zero():  # rank 0 holds the folder and has written its resolved configuration
         config = load_run_config(run)
@@ -327,10 +351,21 @@ def _train(trainer: lightning.Trainer, module: PretrainModule, checkpoint: Path 
             raise UserError(f"Lightning refuses these settings: {' '.join(str(error).split())}") from None
 
 
+class _LogFile(logging.FileHandler):
+    """A log that cannot be written, because the disk is full, neither ends a run nor prints a stack trace."""
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        pass
+
+    def close(self) -> None:
+        with suppress(OSError):
+            super().close()
+
+
 @contextmanager
 def _logging(run: RunFolder, config: ResolvedPretrainConfig) -> Iterator[None]:
     """Copy log messages of the run to its log file."""
-    handler = logging.FileHandler(run.log)
+    handler = _LogFile(run.log)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     log.addHandler(handler)
     level = log.level

@@ -12,6 +12,13 @@ class Diverged(Exception):
     """The loss or the weights are no longer numbers. The last good checkpoint is intact."""
 
 
+class ResourceError(Exception):
+    """The disk is full or memory ran out: no mistake, so the command line exits with code 1.
+
+    Files that were complete before are intact, and nothing partial has a final name.
+    """
+
+
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """A hint at the known name most like the one given, to stand behind it in a sentence, or nothing."""
     near = get_close_matches(name, list(known), n=1)

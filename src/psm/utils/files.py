@@ -1,22 +1,47 @@
-"""Files that stay whole when a process is killed: atomic replacement, and JSON lines."""
+"""Files that stay whole when a process is killed or the disk is full: atomic replacement, and JSON lines."""
 
+import io
 import json
+import logging
 import os
 import tempfile
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterable
+from functools import cache
 from pathlib import Path
 from typing import Any, BinaryIO
+
+from psm.utils.checksums import Damaged, seal, unseal
+from psm.utils.resources import disk_full, is_disk_full
+
+log = logging.getLogger("psm")
 
 TEMPORARY_PREFIX = ".writing-"
 
 
+class _File(io.BufferedWriter):
+    """Remembers why a write failed: torch.save hides a full disk behind an error of its own."""
+
+    failure: OSError | None = None
+
+    def write(self, content: Any) -> int:
+        try:
+            return super().write(content)
+        except OSError as error:
+            self.failure = error
+            raise
+
+
 def write_atomically(path: Path, write: Callable[[BinaryIO], Any]) -> None:
-    """Replace a file by what ``write`` puts into it; readers see the old file or the complete new one."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=TEMPORARY_PREFIX)
+    """Replace a file by what ``write`` puts into it; readers see the old file or the complete new one.
+
+    Raises ``ResourceError`` if the disk is full; the old file is then as it was.
+    """
+    file: _File | None = None
+    temporary: str | None = None
     try:
-        with os.fdopen(handle, "wb") as file:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=TEMPORARY_PREFIX)
+        with _File(io.FileIO(handle, "wb")) as file:
             write(file)
             file.flush()
             os.fsync(file.fileno())
@@ -25,8 +50,12 @@ def write_atomically(path: Path, write: Callable[[BinaryIO], Any]) -> None:
         os.umask(umask)
         Path(temporary).chmod(0o666 & ~umask)
         Path(temporary).replace(path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
+    except BaseException as error:
+        if temporary is not None:
+            Path(temporary).unlink(missing_ok=True)
+        cause = file.failure if file is not None and file.failure is not None else error
+        if isinstance(cause, OSError) and is_disk_full(cause):
+            raise disk_full(path, cause) from error
         raise
 
 
@@ -42,24 +71,96 @@ def remove_temporary_files(folder: Path) -> None:
 
 
 def append_line(path: Path, record: dict[str, Any]) -> None:
-    """Append a record to a file of JSON lines. A last line that a kill cut off is ended first."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a+b") as file:
-        cut_off = False
-        if file.tell() > 0:
-            file.seek(-1, os.SEEK_END)
-            cut_off = file.read(1) != b"\n"
-        file.write(b"\n" * cut_off + json.dumps(record).encode() + b"\n")
+    """Append a record to a file of JSON lines, with its checksum. What a kill left of a last line is removed.
+
+    Raises ``ResourceError`` if the disk is full; the file is then as it was.
+    """
+    line = _line(record).encode()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("a+b", buffering=0) as file:
+            size = _end_of_lines(file)
+            try:
+                written = 0
+                while written < len(line):
+                    written += file.write(line[written:])
+                os.fsync(file.fileno())
+            except OSError:
+                file.truncate(size)
+                raise
+    except OSError as error:
+        if is_disk_full(error):
+            raise disk_full(path, error) from error
+        raise
+
+
+def write_lines(path: Path, records: Iterable[dict[str, Any]]) -> None:
+    """Replace a file of JSON lines, each with its checksum."""
+    write_text_atomically(path, "".join(_line(record) for record in records))
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """The records of a file of JSON lines, [] without the file. Damaged lines are skipped."""
+    """The records of a file of JSON lines, without their checksums; [] without the file.
+
+    Lines that cannot be read or differ from their checksum are left out with a warning, a last line that is being
+    written, or was when its process was killed, without one.
+    """
     if not path.exists():
         return []
-    records = []
-    for line in path.read_text(errors="replace").splitlines():
-        with suppress(json.JSONDecodeError):
-            record = json.loads(line)
-            if isinstance(record, dict):
-                records.append(record)
+    records, damaged = [], []
+    lines = path.read_text(errors="replace").split("\n")
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        record = _record(line)
+        if record is not None:
+            records.append(record)
+        elif number < len(lines):
+            damaged.append(number)
+    if damaged:
+        _warn_of_damage(path, tuple(damaged))
     return records
+
+
+@cache
+def _warn_of_damage(path: Path, lines: tuple[int, ...]) -> None:
+    """Once in a process: some files are read every second."""
+    several = len(lines) > 1
+    which = f"line{'s' * several} {', '.join(map(str, lines[:10]))}{', ...' * (len(lines) > 10)}"
+    log.warning("%s of %s %s damaged and left out.", which, path, "are" if several else "is")
+
+
+def _line(record: dict[str, Any]) -> str:
+    return json.dumps(seal(record)) + "\n"
+
+
+def _record(line: str) -> dict[str, Any] | None:
+    """A line's record without its checksum; None if the line is damaged."""
+    try:
+        record = json.loads(line)
+        return unseal(record) if isinstance(record, dict) else None
+    except (ValueError, RecursionError, Damaged):
+        return None
+
+
+def _end_of_lines(file: io.FileIO) -> int:
+    """Where the next line begins, after ending a whole last line or removing one that a kill cut off."""
+    size = file.seek(0, os.SEEK_END)
+    start = size
+    while start > 0:  # back to the end of the line before
+        step = min(start, 4096)
+        file.seek(start - step)
+        block = file.read(step)
+        if (newline := block.rfind(b"\n")) >= 0:
+            start = start - step + newline + 1
+            break
+        start -= step
+    if start == size:
+        return size
+    file.seek(start)
+    rest = file.read(size - start)
+    if _record(rest.decode(errors="replace")) is None:
+        file.truncate(start)
+        return start
+    file.write(b"\n")
+    return size + 1

@@ -1,11 +1,10 @@
 """The run folder: which files lie in it, and which checkpoint a run is resumed from."""
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
 from psm.utils.errors import UserError
-from psm.utils.files import read_lines, write_text_atomically
+from psm.utils.files import read_lines, write_lines
 
 
 @dataclass(frozen=True)
@@ -123,4 +122,4 @@ class RunFolder:
     def truncate_metrics(self, step: int) -> None:
         """Drop the metrics after a step, written by a process that was killed before its next checkpoint."""
         kept = [record for record in read_lines(self.metrics) if record.get("step", step + 1) <= step]
-        write_text_atomically(self.metrics, "".join(json.dumps(record) + "\n" for record in kept))
+        write_lines(self.metrics, kept)

@@ -8,6 +8,7 @@ from pathlib import Path
 from psm.utils.errors import UserError
 from psm.utils.files import remove_temporary_files
 from psm.utils.locking import locked
+from psm.utils.resources import write_error
 from psm.utils.run_folder import RunFolder
 
 
@@ -30,7 +31,7 @@ def lock_run(run: RunFolder, resume: str, overwrite: str) -> Iterator[None]:
     try:
         run.folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UserError(f"out={run.folder} cannot be written: {error.strerror}.") from None
+        raise write_error(f"out={run.folder}", error) from None
     with _lock_marker(run):
         try:
             if run.used and resume == overwrite == "false":
@@ -97,7 +98,7 @@ def _lock_marker(run: RunFolder) -> Iterator[None]:
         try:
             held = stack.enter_context(locked(run.marker, wait=False))
         except OSError as error:
-            raise UserError(f"out={run.folder} cannot be written: {error.strerror}.") from None
+            raise write_error(f"out={run.folder}", error) from None
         if not held:
             raise UserError(f"out={run.folder} is being written by another process: wait for it or name another out.")
         yield
@@ -110,7 +111,7 @@ def _move_aside(run: RunFolder) -> Path:
         number += 1
     try:
         folder.rename(moved_to)
-        run.folder.mkdir()
+        folder.mkdir()  # not run.folder, which may be a link to it
     except OSError as error:
         raise UserError(
             f"out={run.folder} cannot be moved to {moved_to} ({error.strerror}): name another out, or give "

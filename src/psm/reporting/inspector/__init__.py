@@ -21,7 +21,10 @@ from psm.utils.checkpoint_file import read_checkpoint
 from psm.utils.errors import UserError
 from psm.utils.files import write_text_atomically
 from psm.utils.progress import counting
+from psm.utils.resources import resources_explained, write_error
 from psm.utils.run_folder import RunFolder
+
+MEMORY_ADVICE = "give fewer queries= or others=, or, to keep the images on disk, a smaller images.memory"
 
 
 @dataclass(frozen=True)
@@ -52,6 +55,7 @@ def inspect(
     return run_inspection(given, data=data if isinstance(data, ImageDataset) else None, encoder=encoder)
 
 
+@resources_explained(MEMORY_ADVICE)
 def run_inspection(
     *overrides: Mapping[str, Any], data: ImageDataset | None = None, encoder: nn.Module | None = None
 ) -> Inspection:
@@ -86,7 +90,7 @@ def run_inspection(
     try:
         write_text_atomically(page, content)
     except OSError as error:
-        raise UserError(f"out={page} cannot be written: {error.strerror}.") from None
+        raise write_error(f"out={page}", error) from None
     return Inspection(page, collected, _remarks(collected, trained))
 
 
