@@ -6,7 +6,7 @@ import pytest
 
 from psm.config import merge as settings
 from psm.config.schema import PretrainConfig
-from psm.config.stored import load_run_config
+from psm.config.stored import load_run_config, save_run_config
 from psm.utils.errors import UserError
 from psm.utils.run_folder import RunFolder
 
@@ -32,6 +32,25 @@ def test_a_key_that_is_not_stored_has_its_default() -> None:
 def test_what_the_data_decides_must_be_stored() -> None:
     with pytest.raises(UserError, match=r"images\.size is missing in the settings of a run"):
         load_run_config({"psm": {"config": {"epochs": 7}}})
+
+
+def test_a_damaged_or_edited_file_is_refused_as_a_run_and_warned_of_as_settings(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An edited copy may start another run; the settings of a run that was trained do not change."""
+    run = RunFolder(tmp_path)
+    config = settings.resolved_config(settings.build(PretrainConfig, DECIDED))
+    save_run_config(run, config)
+    assert load_run_config(run) == config
+    assert not caplog.text
+    edited = run.config.read_text().replace("epochs: 200", "epochs: 300")
+    run.config.write_text(edited)
+    with pytest.raises(UserError, match="differs from the checksum in its last line: it was damaged or edited"):
+        load_run_config(run)
+    assert settings.build(PretrainConfig, settings.read_yaml(run.config)).epochs == 300
+    assert "if you did not edit it, it is damaged" in caplog.text
+    run.config.write_text(edited[: edited.rindex("# crc32")])
+    assert load_run_config(run).epochs == 300
 
 
 def test_a_missing_file_is_a_sentence(tmp_path: Path) -> None:

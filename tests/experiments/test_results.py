@@ -11,7 +11,16 @@ from psm.experiments.aggregate import SeedStats, format_stats, headline, load_re
 from psm.experiments.catalog import EXPERIMENTS, Configuration, Experiment
 from psm.experiments.plan import make_plan, read_request, resolved
 from psm.experiments.report import write_report
-from psm.experiments.results import Study, add_entries, collect_records, read_csv, write_record
+from psm.experiments.results import (
+    Study,
+    add_entries,
+    collect_records,
+    is_finished,
+    read_csv,
+    write_csv,
+    write_record,
+)
+from psm.utils.errors import UserError
 
 
 def plan(*names: Any, **keys: Any) -> Any:
@@ -115,6 +124,39 @@ def test_results_survive_without_their_records(study: Any) -> None:
     collect_records(study)
     mine = [row for row in read_csv(study.csv("results")) if row["run"] == done.name]
     assert sorted(row["top1"] for row in mine) == ["98.0", "99.0"]
+
+
+def test_damage_is_noticed(study: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """A damaged record counts as missing, a damaged row of a CSV file is refused by its line."""
+    study, found = study
+    collect_records(study)
+    done = next(run for run in found.runs if run.title == "psm")
+    record = study.record(done.name, done.evaluation_hash)
+    record.write_text(record.read_text().replace('"top1": 45.0', '"top1": 95.0'))
+    assert not is_finished(study, done)
+    assert f"{record} is damaged and counts as missing" in caplog.text
+    results = study.csv("results")
+    whole = results.read_text()
+    results.write_text(whole.replace("80.0", "88.0", 1))
+    line = 1 + next(i for i, row in enumerate(whole.splitlines()) if "80.0" in row)
+    for read in (collect_records, load_results):
+        with pytest.raises(UserError, match=rf"results.csv is damaged: line {line} differs from its checksum"):
+            read(study)
+
+
+def test_files_without_checksums_are_read(study: Any) -> None:
+    """Those of an earlier version, or written by hand; and nonsense in them is a sentence."""
+    study, _ = study
+    collect_records(study)
+    before = load_results(study)
+    for path in study.folder.glob("*.csv"):
+        write_csv(path, read_csv(path), sealed=False)
+        assert "crc32" not in path.read_text()
+    assert load_results(study) == before
+    plan_file = study.csv("plan")
+    plan_file.write_text(plan_file.read_text().replace("evaluation_hash", "evaluation_hush", 1))
+    with pytest.raises(UserError, match="do not hold what psm writes"):
+        load_results(study)
 
 
 def test_protocols_are_never_mixed(study: Any) -> None:

@@ -54,7 +54,8 @@ def test_page_without_labels_and_without_images(run: Any, data: Any) -> None:
     assert "What was mined" in page
     assert "solid blue" not in page
     settings = (run.out / "config.yaml").read_text()
-    (run.out / "config.yaml").write_text(settings.replace("data: shapes", "data: /does/not/exist"))
+    unsealed = settings[: settings.rindex("# crc32")]
+    (run.out / "config.yaml").write_text(unsealed.replace("data: shapes", "data: /does/not/exist"))
     page = write_page(run.out).read_text()
     (run.out / "config.yaml").write_text(settings)
     assert "<svg" in page

@@ -43,13 +43,16 @@ def test_temporary_files_of_a_killed_write_are_removed(tmp_path: Path) -> None:
     assert (tmp_path / "mine").exists()
 
 
-def test_lines_are_appended_after_one_that_was_cut_off(tmp_path: Path) -> None:
+def test_lines_are_appended_in_place_of_one_that_was_cut_off(tmp_path: Path) -> None:
     path = tmp_path / "below" / "metrics.jsonl"
     assert read_lines(path) == []
     append_line(path, {"a": 1})
     with path.open("a") as file:
         file.write('{"a": 2, "b"')
+    assert read_lines(path) == [{"a": 1}]
     append_line(path, {"a": 3})
+    assert len(path.read_text().splitlines()) == 2
     with path.open("a") as file:
-        file.write("[1, 2]\n")
-    assert read_lines(path) == [{"a": 1}, {"a": 3}]
+        file.write('[1, 2]\n{"a": 4}')  # a whole record without its end of line, as an editor may leave it
+    append_line(path, {"a": 5})
+    assert read_lines(path) == [{"a": 1}, {"a": 3}, {"a": 4}, {"a": 5}]

@@ -153,7 +153,10 @@ def _not_key_value(argument: str, following: str, known: Mapping[str, Row], sche
 
 
 def read_yaml(path: str | Path) -> dict[str, Any]:
-    """A YAML file as nested dictionaries for `build`, which reads unquoted values by the type of their key."""
+    """A YAML file as nested dictionaries for `build`, which reads unquoted values by the type of their key.
+
+    A run's config.yaml may be edited to start another run: where it differs from its checksum a warning says so.
+    """
     return read_file(path)
 
 

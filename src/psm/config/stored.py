@@ -1,17 +1,40 @@
-"""Reading the configuration that a run was trained with."""
+"""The configuration that a run was trained with: writing it to its folder, and reading it again."""
 
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
-from psm.config.merge import build, read_yaml, resolved_config
+from psm.config.merge import build, read_yaml, resolved_config, to_yaml
 from psm.config.schema import PretrainConfig, ResolvedPretrainConfig
+from psm.utils.checksums import is_intact, seal_text
+from psm.utils.errors import UserError
+from psm.utils.files import write_text_atomically
 from psm.utils.run_folder import RunFolder
+
+
+def save_run_config(run: RunFolder, config: ResolvedPretrainConfig) -> None:
+    """Write config.yaml, whose last line is a comment with its checksum."""
+    write_text_atomically(run.config, seal_text(to_yaml(config)))
 
 
 def load_run_config(source: RunFolder | Mapping[str, Any]) -> ResolvedPretrainConfig:
     """The configuration of a run, from its folder's config.yaml or from the contents of one of its checkpoints.
 
-    Keys that did not exist when it was written have their defaults.
+    Keys that did not exist when it was written have their defaults. A config.yaml that differs from its checksum is
+    refused.
     """
-    stored = read_yaml(source.config) if isinstance(source, RunFolder) else source["psm"]["config"]
+    if isinstance(source, RunFolder):
+        _refuse_damage(source)
+        stored = read_yaml(source.config)
+    else:
+        stored = source["psm"]["config"]
     return resolved_config(build(PretrainConfig, stored))
+
+
+def _refuse_damage(run: RunFolder) -> None:
+    with suppress(OSError):  # whoever reads the settings says why they cannot be read
+        if not is_intact(run.config.read_bytes().decode(errors="replace")):
+            raise UserError(
+                f"{run.config} differs from the checksum in its last line: it was damaged or edited. Restore it, or "
+                "remove that line if you edited it."
+            )

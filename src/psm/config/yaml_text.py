@@ -4,6 +4,7 @@ No anchors, tags or duplicate keys. A plain (unquoted) scalar stays a `Plain` te
 which type it is: `data: no` is the text "no", and `devices: 010` the text "010".
 """
 
+import logging
 import math
 import re
 import stat
@@ -13,7 +14,10 @@ from typing import Any
 
 import yaml
 
+from psm.utils.checksums import is_intact
 from psm.utils.errors import UserError
+
+log = logging.getLogger("psm")
 
 LARGEST = 256 * 1024  # bytes; the settings of a run are about 3 KB
 DEEPEST = 16
@@ -65,6 +69,8 @@ def read_file(path: str | Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:  # ValueError: a zero byte in the name, bytes that are not UTF-8
         said = error.strerror if isinstance(error, OSError) else "it is not text in UTF-8"
         raise UserError(f"{source} cannot be read: {said}.") from None
+    if not is_intact(text):
+        log.warning("%s differs from the checksum in its last line: if you did not edit it, it is damaged.", source)
     content = read_text(text, source)
     if not isinstance(content, dict) and content not in (None, Plain("")):
         raise UserError(f"{source} must hold keys and values, such as `epochs: 200`.")

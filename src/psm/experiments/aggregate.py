@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from psm.experiments.catalog import EXPERIMENTS, Configuration, Experiment
 from psm.experiments.plan import BASELINES, data_title
 from psm.experiments.results import GRADIENT_COLUMNS, Study, read_csv
+from psm.utils.errors import UserError
 
 PURITY_METRICS = ("purity_top1", "purity_top5", "hit_top5")
 
@@ -137,6 +138,16 @@ class StudyRows:
 
 def load_results(study: Study) -> list[ExperimentResult]:
     """All experiments planned in a study, in the catalog's order."""
+    try:
+        return _load_results(study)
+    except (KeyError, ValueError, TypeError) as error:
+        raise UserError(
+            f"The CSV files of {study.folder} do not hold what psm writes ({type(error).__name__}: {error}): they were "
+            "damaged or edited. Restore them; what has a record is written again by the next `psm experiment run`."
+        ) from None
+
+
+def _load_results(study: Study) -> list[ExperimentResult]:
     rows = StudyRows(
         _by_run(read_csv(study.csv("results"))),
         _by_run(read_csv(study.csv("curves"))),

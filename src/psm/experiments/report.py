@@ -192,7 +192,7 @@ def _write(study: Study, name: str, content: str | bytes, suffix: str = "html") 
 def _write_tables(study: Study, result: ExperimentResult) -> list[str]:
     """Write the numbers of an experiment as CSV and, of a table, as Markdown; gives the file names."""
     rows_of = {"purity": _purity_rows, "gradients": _gradient_rows}.get(result.experiment.kind, _score_rows)
-    write_csv(study.report / f"{result.name}.csv", list(rows_of(result)))
+    write_csv(study.report / f"{result.name}.csv", list(rows_of(result)), sealed=False)
     if result.experiment.kind in ("purity", "gradients"):
         return [f"{result.name}.csv"]
     _write(study, result.name, _markdown(result), "md")

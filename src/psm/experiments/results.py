@@ -1,4 +1,4 @@
-"""The files of a study: a JSON record per run, and CSV files made from all records.
+"""The files of a study: a JSON record per run, and CSV files made from all records, both with checksums.
 
     plan.csv       which run belongs to which row of which experiment
     results.csv    a row per score, with every setting
@@ -12,17 +12,24 @@ Reports read these five files only. Every file is replaced atomically.
 import csv
 import io
 import json
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from psm.config.schema import MAY_CHANGE
 from psm.experiments.plan import PlanEntry, PlannedRun, data_name
+from psm.utils.checksums import FIELD, Damaged, seal, unseal
+from psm.utils.errors import UserError
 from psm.utils.files import write_text_atomically
+
+log = logging.getLogger("psm")
 
 Row = dict[str, Any]
 RUN_COLUMNS = ("run", "title", "method", "data", "seed", "evaluation_hash")
+RECORD_FIELDS = {*RUN_COLUMNS, "scores", "evaluation", "config"}
 DATA_COLUMNS = ("epochs", "batch_size", "encoder", "images", "test_images", "classes", "seconds", "date", "commit")
 MACHINE_COLUMNS = ("psm", "torch", "threads", "hardware")
 GRADIENT_COLUMNS = (  # needed to draw figure 2
@@ -69,17 +76,29 @@ class Study:
 
 
 def read_record(path: Path) -> dict[str, Any] | None:
-    """A run's record, or None where there is none that can be read."""
+    """A run's record, or None where there is none that can be read; of a damaged one a warning says so."""
     try:
         content = json.loads(path.read_text())
-    except (OSError, ValueError):
+        record = unseal(content) if isinstance(content, dict) else {}
+    except OSError:
         return None
-    return content if isinstance(content, dict) and "run" in content else None
+    except (ValueError, RecursionError):
+        record = {}
+    if not RECORD_FIELDS <= record.keys():
+        _warn_of_damage(path)
+        return None
+    return record
+
+
+@cache
+def _warn_of_damage(path: Path) -> None:
+    """Once in a process: records are read several times."""
+    log.warning("%s is damaged and counts as missing: its run is scored once more.", path)
 
 
 def write_record(path: Path, record: Mapping[str, Any]) -> None:
     """Replace a run's record."""
-    write_text_atomically(path, json.dumps(record, indent=1) + "\n")
+    write_text_atomically(path, json.dumps(seal(record), indent=1) + "\n")
 
 
 def is_finished(study: Study, run: PlannedRun) -> bool:
@@ -155,26 +174,44 @@ def _gradient_rows(record: Mapping[str, Any]) -> list[Row]:
 
 
 def read_csv(path: Path) -> list[dict[str, str]]:
-    """The rows of a CSV file, every value as text; none where there is no file."""
+    """The rows of a CSV file, every value as text and without the checksum; none where there is no file."""
     if not path.exists():
         return []
-    with path.open(newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
+    rows = []
+    with path.open(newline="", encoding="utf-8", errors="replace") as file:
+        reader = csv.DictReader(file)
+        try:
+            for row in reader:
+                rows.append(unseal(row))
+        except (Damaged, csv.Error):
+            raise UserError(
+                f"{path} is damaged: line {reader.line_num} differs from its checksum. Restore the file, or remove the "
+                "line; what has a record is written again by the next `psm experiment run`. If you edited the line, "
+                f"empty its column {FIELD}."
+            ) from None
+    return rows
 
 
-def write_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Replace a CSV file; its columns are the union of the rows' keys, in order of first occurrence."""
+def write_csv(path: Path, rows: Sequence[Mapping[str, Any]], sealed: bool = True) -> None:
+    """Replace a CSV file; its columns are the union of the rows' keys, in order of first occurrence.
+
+    Args:
+        path: of the file.
+        rows: values by column.
+        sealed: add a column with a checksum of each row, for a file that ``read_csv`` reads.
+    """
     columns = list(dict.fromkeys(name for row in rows for name in row))
+    texts: Iterable[Row] = ({name: _text(row.get(name)) for name in columns} for row in rows)
     stream = io.StringIO(newline="")
-    writer = csv.DictWriter(stream, columns, restval="", lineterminator="\n")
+    writer = csv.DictWriter(stream, [*columns, FIELD] if sealed else columns, lineterminator="\n")
     writer.writeheader()
-    writer.writerows({name: _text(value) for name, value in row.items()} for row in rows)
+    writer.writerows(map(seal, texts) if sealed else texts)
     write_text_atomically(path, stream.getvalue())
 
 
-def _text(value: Any) -> Any:
+def _text(value: Any) -> str:
     if value is None:
         return ""
     if isinstance(value, bool):
         return str(value).lower()
-    return json.dumps(value) if isinstance(value, (list, dict)) else value
+    return json.dumps(value) if isinstance(value, (list, dict)) else str(value)

@@ -59,7 +59,7 @@ def save_encoder(run: RunFolder, encoder: nn.Module, info: EncoderInfo) -> None:
     description = asdict(info)
     # Copies: safetensors refuses tensors that share memory. One entry of metadata: the order of several varies.
     state = {name: x.detach().cpu().contiguous().clone() for name, x in unwrapped(encoder).state_dict().items()}
-    content = save(state, metadata={"psm": json.dumps(description | {"crc32": checksum(state)})})
+    content = save(state, metadata={"psm": json.dumps(description | {"crc32": checksum(state, description)})})
     write_atomically(run.encoder, lambda file: file.write(content))
     readable = json.dumps(description | {"how_to_load": info.how_to_load()}, indent=2)
     write_text_atomically(run.info, f"{readable}\n")
@@ -127,14 +127,16 @@ def _read_safetensors(path: Path) -> tuple[EncoderInfo, dict[str, Tensor]]:
     if description is None:
         raise UserError(f"{path} says nothing of how to load it: give an encoder.safetensors written by psm.")
     info = _parse_info(description, path)
-    if json.loads(description).get("crc32") not in (None, checksum(state)):
-        raise UserError(f"{path} is damaged: the checksum of its weights does not match. Restore it from a copy.")
+    content = json.loads(description)
+    # Of an encoder that was written before its description was part of the checksum, the weights alone.
+    if content.pop("crc32", None) not in (None, checksum(state, content), checksum(state)):
+        raise UserError(f"{path} is damaged: its checksum does not match. Restore it from a copy.")
     return info, state
 
 
-def checksum(state: Mapping[str, Tensor]) -> int:
-    """CRC-32 of names and values; 2.4 to 3.0 GB/s on one core."""
-    value = 0
+def checksum(state: Mapping[str, Tensor], description: Mapping[str, Any] | None = None) -> int:
+    """CRC-32 of the description, if given, and of names and values; 2.4 to 3.0 GB/s on one core."""
+    value = 0 if description is None else zlib.crc32(json.dumps(description).encode())
     for name in sorted(state):
         value = zlib.crc32(name.encode(), value)
         value = zlib.crc32(state[name].contiguous().view(-1).view(torch.uint8).numpy().data, value)

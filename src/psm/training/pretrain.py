@@ -16,7 +16,7 @@ from torch.utils.data import Dataset
 
 from psm.config import merge as settings
 from psm.config.schema import MAY_CHANGE, PretrainConfig, PretrainSettings, ResolvedPretrainConfig
-from psm.config.stored import load_run_config
+from psm.config.stored import load_run_config, save_run_config
 from psm.data import ImageDataset, ImageStore, load_dataset
 from psm.data.from_torch import from_torch
 from psm.data.same_images import image_difference
@@ -199,7 +199,7 @@ def _pretrain(
             stack.enter_context(_logging(run, config))
             if not resuming and aside is not None:
                 log.warning("the run that was in %s is now in %s", run.folder, aside)
-            write_text_atomically(run.config, settings.to_yaml(config))
+            save_run_config(run, config)
             _report_unreadable(run, loaded)
             return _fit(run, trainer, module, loaded, point is not None)
 

@@ -17,8 +17,8 @@ _MEMORY_TEXTS = re.compile(
     r"|Cannot allocate memory|DataLoader worker .*(Killed|Bus error)|insufficient shared memory",
     re.DOTALL,
 )
-_ASKED_FOR = re.compile(r"allocate (\d[\d.]*) ?(bytes|[KMGT]iB)")
-_UNITS = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
+_ASKED_FOR = re.compile(r"allocate (\d[\d.]*) ?(bytes|[KMGTPE]iB)")
+_UNITS = {"bytes": 1} | {f"{prefix}iB": 2 ** (10 * power) for power, prefix in enumerate("KMGTPE", 1)}
 
 MEMORY_ADVICE = (
     "give a smaller batch_size or images.size, or a smaller images.memory to keep images on disk, where the command has "
