@@ -17,7 +17,7 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from psm import ops
-from psm.kernels import basic_block, bn_relu, small_conv, winograd
+from psm.kernels import basic_block, bn_relu, runtime, small_conv, winograd
 
 _active: ContextVar[bool] = ContextVar("active", default=False)
 
@@ -33,6 +33,7 @@ def optimize(model: nn.Module) -> Iterator[nn.Module]:
     if not ops.enabled():
         yield model
         return
+    runtime.warn_if_not_built()
     replaced = [] if _is_compiled(model) else [m for m in model.modules() if _has_fast_forward(m)]
     for module in replaced:
         module.forward = partial(_forward, module)

@@ -6,7 +6,10 @@ without AVX2 and while kernels are disabled ``simd_width`` is None, and nothing 
 
 import ctypes
 import importlib
+import logging
+import platform
 import re
+import sys
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -21,6 +24,8 @@ try:
     _native = importlib.import_module("psm.kernels._native")
 except ImportError:  # not compiled
     _native = None
+
+log = logging.getLogger("psm")
 
 SIMD_WIDTHS = {"AVX2": 8, "AVX512": 16}  # floats in a vector, by torch's name of the CPU's capability
 
@@ -52,6 +57,21 @@ def status() -> str:
     if not gomp_parallel():
         return "PyTorch only, torch's OpenMP library was not found"
     return f"PyTorch only, the CPU has no AVX2 ({cpu_capability().lower()})"
+
+
+@cache
+def warn_if_not_built() -> None:
+    """Once in a process: say that the kernels are missing where installing with a C compiler would have built them.
+
+    Silent where they cannot run anyway (another platform, a CPU without AVX2) or are switched off.
+    """
+    buildable = sys.platform == "linux" and platform.machine() == "x86_64" and cpu_capability() in SIMD_WIDTHS
+    if buildable and not _native and ops.enabled():
+        log.warning(
+            "the CPU kernels were not built when psm was installed, so this CPU trains more slowly than it could: "
+            "install a C compiler (gcc or clang), then psm once more (pip install --force-reinstall --no-deps); "
+            "PSM_KERNELS=0 silences this."
+        )
 
 
 def make_struct(name: str, tensors: str, sizes: str, numbers: str = "") -> type[ctypes.Structure]:
