@@ -7,7 +7,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from psm.data.names import printable
+from psm.data.names import FileNames, printable
 
 
 class Pixels(Protocol):
@@ -68,6 +68,11 @@ class ImageStore:
     def name(self, index: int) -> str:
         """The image's path below the data folder, as printable text, or ``image 12`` where it has none."""
         return f"image {index}" if self.names is None else printable(self.names[index])
+
+    @property
+    def names_checksum(self) -> int | None:
+        """A checksum of the files' names in their order; None where the images come from no files of their own."""
+        return self.names.checksum if isinstance(self.names, FileNames) else None
 
     def take(self, indices: torch.Tensor) -> torch.Tensor:
         """A copy of the images at these indices, in their order, uint8 (B, 3, H, W)."""

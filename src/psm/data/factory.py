@@ -89,6 +89,10 @@ def _not_found(name: str, path: Path) -> str:
     if path.exists():
         return f"data={name} is a file; give the folder that holds the images."
     if len(path.parts) > 1 or name.startswith(("~", ".")):
-        return f"data={name} does not exist (any more): it was deleted, moved or misspelled; give an existing folder."
+        here = "" if path.is_absolute() else f" in {Path.cwd()}"
+        return (
+            f"data={name} does not exist (any more){here}: it was deleted, moved or misspelled; give with data= the "
+            "folder where the images are."
+        )
     hint = did_you_mean(name.lower(), NAMES)
     return f"data={name} is neither a folder nor one of {', '.join(NAMES)}{hint}; give one of these or a path."

@@ -1,6 +1,7 @@
 """Names of images, in little memory: packed file paths, or names computed from an image's position."""
 
 import os
+import zlib
 from collections.abc import Iterable, Sequence
 from typing import overload
 
@@ -18,6 +19,11 @@ class FileNames(Sequence[str]):
 
     def __len__(self) -> int:
         return len(self._ends) - 1
+
+    @property
+    def checksum(self) -> int:
+        """CRC-32 of all names in their order."""
+        return zlib.crc32(self._ends.astype("<i8").tobytes(), zlib.crc32(self._bytes))
 
     @overload
     def __getitem__(self, index: int) -> str: ...

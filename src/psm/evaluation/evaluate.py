@@ -20,6 +20,8 @@ from psm.config.schema import EvaluateConfig, ImagesConfig, LinearConfig, Resolv
 from psm.config.stored import load_run_config
 from psm.data import ImageDataset, ImageStore, load_dataset
 from psm.data.from_torch import from_torch
+from psm.data.same_images import MEAN_TOLERANCE
+from psm.data.stats import channel_statistics
 from psm.evaluation.accuracy import Accuracy
 from psm.evaluation.features import check_finite_features, check_finite_weights, extract
 from psm.evaluation.knn import knn_accuracy
@@ -132,8 +134,8 @@ def run_evaluation(
     training = _training_config(file)
     images = replace(training.images if training else ImagesConfig(), size=info.size)
     config = settings.build(EvaluateConfig, *overrides, base=EvaluateConfig(images=images))
-    name = config.data or info.data
-    as_trained = data is None and training is not None and name == training.data and config.images == images
+    name = config.data or (training.data if training else info.data)
+    given = data is not None
     if isinstance(data, Dataset):
         data = from_torch(data, config.images, config.progress)
     data = data or load_dataset(name, config.images, config.progress)
@@ -152,7 +154,15 @@ def run_evaluation(
                 append_line(out / "scores.jsonl", asdict(score) | {"at": when})
                 scores.append(score)
     run = RunFolder(_run_folder(file))
+    as_trained = not given and training is not None and config.images == images
+    as_trained = as_trained and (name == training.data or _same_means(data, info))
     return Evaluation(scores, run.folder if run.metrics.exists() else None, data if as_trained else None)
+
+
+def _same_means(data: ImageDataset, info: EncoderInfo) -> bool:
+    """True if the training images are, by their channel means, those of the run: they may lie elsewhere by now."""
+    mean, _ = channel_statistics(data.train)
+    return max(abs(a - b) for a, b in zip(mean, info.mean, strict=True)) <= MEAN_TOLERANCE
 
 
 def _labeled(data: ImageDataset, name: str) -> LabeledData:

@@ -11,6 +11,7 @@ import torch
 from psm.config import merge as settings
 from psm.config.stored import load_run_config
 from psm.data import ImageDataset, load_dataset
+from psm.data.location import data_name
 from psm.evaluation.mining_analysis import MinedQuery, mined_samples
 from psm.methods.build import method_title
 from psm.reporting.curves import draw_curves
@@ -42,6 +43,7 @@ def write_page(folder: Path | str, data: ImageDataset | None = None) -> Path:
         .render(
             title=method_title(config.method),
             config=config,
+            data=data_name(config.data),
             folder=run.folder.name,
             settings=settings.to_yaml(config),
             curves=draw_curves(metrics),

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from psm.config.schema import DataConfig
+from psm.data.location import data_name
 from psm.methods import KINDS, METHODS, MethodSpec, find_method
 from psm.utils.errors import UserError
 from psm.utils.resources import write_error
@@ -65,7 +66,7 @@ def scores_table(scores: Iterable["Score"]) -> None:
     kinds = list(dict.fromkeys(score.score for score in scores))
     protocol = scores[-1].protocol
     caption = (
-        f"{protocol['data']}: {protocol['train_images']:,} training and {protocol['test_images']:,} test images, "
+        f"{data_name(protocol['data'])}: {protocol['train_images']:,} training and {protocol['test_images']:,} test images, "
         f"{protocol['classes']} classes; encoder {protocol['encoder']}, epoch {protocol['epoch']}"
     )
     table = Table("", *(f"{kind} top-{n}" for kind in kinds for n in (1, 5)), caption=caption)

@@ -187,6 +187,7 @@ class PretrainModule(lightning.LightningModule):
             "config": settings.to_dict(self.config),
             "encoder_info": asdict(self.info),
             "images": len(self.images),
+            "names": self.images.names_checksum,
         }
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:

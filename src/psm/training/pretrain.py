@@ -19,6 +19,7 @@ from psm.config.schema import MAY_CHANGE, PretrainConfig, PretrainSettings, Reso
 from psm.config.stored import load_run_config, save_run_config
 from psm.data import ImageDataset, ImageStore, load_dataset
 from psm.data.from_torch import from_torch
+from psm.data.location import absolute_data, absolute_images
 from psm.data.same_images import image_difference
 from psm.data.stats import channel_statistics
 from psm.methods.build import build_networks, method_of
@@ -186,6 +187,8 @@ def _pretrain(
         user = replace(user, plugins=plugins or user.plugins)
         check_settings(user)
         loaded = _load_data(data, user, user.progress)
+        if data is None:
+            user = replace(user, data=absolute_data(user.data), images=absolute_images(user.data, user.images))
         config = resolve(user, loaded)
         if stored:
             # The checkpoint has the configuration that the run began with, whatever config.yaml says by now.
@@ -257,7 +260,8 @@ def _refuse_changes(run: RunFolder, begun: dict[str, Any], config: ResolvedPretr
     """Refuse settings that differ from those of the run that is resumed."""
     before, now = (dict(settings.flatten(x)) for x in (begun, settings.to_dict(config)))
     for dotted, value in now.items():
-        may_change = dotted in MAY_CHANGE or dotted.partition(".")[0] in MAY_CHANGE
+        # The images are compared themselves: they may lie elsewhere by now.
+        may_change = dotted in MAY_CHANGE or dotted.partition(".")[0] in MAY_CHANGE or dotted == "data"
         if not may_change and before.get(dotted) != value:
             raise UserError(
                 f"{dotted}={value} differs from {dotted}={before.get(dotted)} of the run in {run.folder}: resume it "
@@ -267,11 +271,12 @@ def _refuse_changes(run: RunFolder, begun: dict[str, Any], config: ResolvedPretr
 
 def _refuse_other_data(run: RunFolder, point: Path, module: PretrainModule) -> None:
     """A run goes on with the images it began with: their number and their statistics tell."""
-    difference = image_difference(read_checkpoint(point)["psm"], len(module.images), module.info.mean)
+    described, images = read_checkpoint(point)["psm"], module.images
+    difference = image_difference(described, len(images), module.info.mean, images.names_checksum)
     if difference is not None:
         raise UserError(
-            f"data={module.config.data} is not what the run in {run.folder} began with: {difference}; restore it, or "
-            "start another run in another out."
+            f"data={module.config.data} is not what the run in {run.folder} began with: {difference}; restore it, give "
+            "with data= the folder where those images are, or start another run in another out."
         )
 
 

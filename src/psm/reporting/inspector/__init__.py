@@ -131,7 +131,8 @@ def _page_path(run: RunFolder, config: InspectConfig) -> Path:
 
 def _check_images(run: RunFolder, about: dict[str, Any], data: ImageDataset, name: str) -> None:
     """Refuse other images than the run's, by their number and channel means: the bank stores images by index."""
-    difference = image_difference(about, len(data.train), channel_statistics(data.train)[0])
+    mean, _ = channel_statistics(data.train)
+    difference = image_difference(about, len(data.train), mean, data.train.names_checksum)
     if difference is not None:
         raise UserError(
             f"data={name} does not hold the images that the run in {run.folder} was trained on: {difference}; restore "

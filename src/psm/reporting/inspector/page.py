@@ -13,6 +13,7 @@ from torch import Tensor
 from psm.config.parts import Part
 from psm.config.schema import ResolvedPretrainConfig
 from psm.data import ImageDataset
+from psm.data.location import data_name
 from psm.evaluation.mining_analysis import soft_parts
 from psm.methods.build import method_title
 from psm.methods.spec import MethodSpec
@@ -122,7 +123,7 @@ def about(collected: InspectionData, config: ResolvedPretrainConfig, folder: str
     return {
         "run": folder,
         "title": method_title(config.method),
-        "data": config.data,
+        "data": data_name(config.data),
         "encoder": config.encoder,
         "epochs": config.epochs,
         "labeled": collected.labels is not None,
