@@ -429,13 +429,16 @@ def test_keys_in_a_browser(inspection: Any, tmp_path: Path) -> None:
 @needs_browser
 def test_fragment_and_hostile_names_in_a_browser(run: Any, data: Any, tmp_path: Path) -> None:
     names = tuple(f"<b>{name}</b></script>" for name in data.classes)
-    named = ImageDataset("shapes", data.train, data.test, names)
+    files = [f"<b>{place % 7}</b>/</script>{place}.png" for place in range(len(data.train))]
+    train = ImageStore(data.train.take(torch.arange(len(data.train))), data.train.labels, files)
+    named = ImageDataset("shapes", train, data.test, names)
     inspection = psm.inspect(run, named, queries=30, others=20, progress=False, out=str(tmp_path / "page.html"))
     query = int(inspection.data.queries[7])
     observed = in_browser(inspection.page, tmp_path, f"#query={query}&epoch=2&sort=image")
     assert "error" not in observed
     assert observed["start"]["hash"] == f"#query={query}&epoch=2&sort=image"
-    assert observed["start"]["title"] == f"Image {query}: {names[data.train.labels[query]]}"
+    assert observed["start"]["title"] == f"{files[query]}: {names[data.train.labels[query]]}"
+    assert observed["walked"].startswith("negative 1 of the 44 shown: <b>")
     assert observed["options"][1] == names[0]
     assert observed["injected"] == 0
 

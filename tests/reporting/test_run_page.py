@@ -49,10 +49,13 @@ def test_page_of_a_method_that_mines_nothing(tmp_path: Path, small: dict[str, An
 
 
 def test_page_without_labels_and_without_images(run: Any, data: Any) -> None:
-    blind = ImageDataset("shapes", ImageStore(data.train.take(torch.arange(100))), None, ())
+    files = [f"holiday & home/{place:03d}.jpg" for place in range(100)]
+    blind = ImageDataset("shapes", ImageStore(data.train.take(torch.arange(100)), None, files), None, ())
     page = write_page(run.out, blind).read_text()
     assert "What was mined" in page
     assert "solid blue" not in page
+    assert 'alt="query: holiday &amp; home/000.jpg" title="holiday &amp; home/000.jpg"' in page
+    assert ">000</span>" in page
     settings = (run.out / "config.yaml").read_text()
     unsealed = settings[: settings.rindex("# crc32")]
     (run.out / "config.yaml").write_text(unsealed.replace("data: shapes", "data: /does/not/exist"))

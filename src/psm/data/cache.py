@@ -30,6 +30,17 @@ Failure = tuple[int, str]  # index of an image that could not be read, and the r
 Chunks = Iterable[tuple[np.ndarray, list[Failure]]]
 
 
+class DamagedImage(UserError):
+    """An image in the cache differs from its checksum."""
+
+    def __init__(self, file: Path, name: str):
+        super().__init__(
+            f"{file} is damaged: {name} differs from its checksum. Remove the folder {file.parent} and start again; the "
+            "cache is then rebuilt from the data."
+        )
+        self.file = file
+
+
 class CachedPixels:
     """Memory-mapped uint8 images (N, 3, size, size), each verified when it is first read in this process."""
 
@@ -48,10 +59,7 @@ class CachedPixels:
         image = self._pixels[index]
         if not self._verified[index]:
             if zlib.crc32(image) != self.checksums[index]:
-                raise UserError(
-                    f"{self.file} is damaged: image {index} differs from its checksum. Remove the folder "
-                    f"{self.file.parent} and start again; the cache is then rebuilt from the data."
-                )
+                raise DamagedImage(self.file, f"image {index}")
             self._verified[index] = True
         return image
 

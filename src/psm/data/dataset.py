@@ -7,6 +7,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
+from psm.data.cache import DamagedImage
 from psm.data.names import FileNames, printable
 
 
@@ -86,7 +87,10 @@ class ImageStore:
         # In the order of the file, so that the disk reads forwards.
         ordered, order = indices.sort()
         for row, index in zip(order.tolist(), ordered.tolist(), strict=True):
-            rows[row] = self._pixels[index]
+            try:
+                rows[row] = self._pixels[index]
+            except DamagedImage as error:
+                raise DamagedImage(error.file, self.name(index)) from None
         return batch
 
 

@@ -3,7 +3,7 @@
 import base64
 import io
 import logging
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import torch
@@ -29,12 +29,14 @@ def write_page(folder: Path | str, data: ImageDataset | None = None) -> Path:
     """Write report.html of a run folder, replacing an earlier one. ``data`` avoids loading the images again."""
     run = RunFolder(Path(folder))
     config = load_run_config(run)
+    names: dict[int, str] = {}
     metrics, scores = read_lines(run.metrics), read_lines(run.scores)
     queries: list[MinedQuery] = []
     try:
         data = data or load_dataset(config.data, config.images, progress=False)
         if run.checkpoint.exists() and config.encoder != "custom":
             queries = _mined_queries(run.checkpoint, data)
+            names = {index: data.train.name(index) for index in _shown(queries)}
     except UserError as error:  # the page is useful without images
         log.warning("the page has no images: %s", error)
     page = (
@@ -51,6 +53,8 @@ def write_page(folder: Path | str, data: ImageDataset | None = None) -> Path:
             scores=_newest_scores(scores),
             queries=queries,
             images=_image_urls(data, queries) if data and queries else {},
+            names=names,
+            short_names={index: _short(name) for index, name in names.items()},
             classes=data.classes if data else (),
             labels=data.train.labels if data else None,
         )
@@ -74,12 +78,23 @@ def _newest_scores(scores: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return list(rows.values())
 
 
+def _short(name: str) -> str:
+    """What fits below a small image: names of files differ at their ends."""
+    stem = PurePosixPath(name).stem
+    return f"…{stem[-5:]}" if len(stem) > 6 else stem
+
+
+def _shown(queries: list[MinedQuery]) -> list[int]:
+    """Ids of all images on the page."""
+    samples = [sample for query in queries for sample in (*query.positives, *query.negatives)]
+    return sorted({query.image for query in queries} | {sample.image for sample in samples})
+
+
 def _image_urls(data: ImageDataset, queries: list[MinedQuery]) -> dict[int, str]:
     """Data URLs of all images on the page, by image id."""
     from PIL import Image
 
-    samples = [sample for query in queries for sample in (*query.positives, *query.negatives)]
-    ids = sorted({query.image for query in queries} | {sample.image for sample in samples})
+    ids = _shown(queries)
     urls = {}
     for index, pixels in zip(ids, data.train.take(torch.tensor(ids)), strict=True):
         stream = io.BytesIO()

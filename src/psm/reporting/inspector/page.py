@@ -94,6 +94,7 @@ def page_data(
         "epochs": [round(epoch, 2) for epoch in collected.epochs],
         "classes": [] if labels is None else list(data.classes),
         "images": pack_array(shown, "int32"),
+        "names": None if data.train.names is None else [data.train.name(index) for index in shown.tolist()],
         "labels": None if labels is None else pack_array(labels[shown], "int32"),
         "queries": pack_array(positions(collected.queries), "int32"),
         "positives": pack_array(positions(stacked("positives")), "int32"),

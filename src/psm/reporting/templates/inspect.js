@@ -33,6 +33,13 @@ function keepProbability(similarity, positive) {
 const label = place => (about.labeled ? data.labels.values[place] : null);
 const className = place => (about.labeled ? data.classes[label(place)] : "");
 const image = place => data.images.values[place];
+const imageName = place => (data.names ? data.names[place] : `image ${image(place)}`);
+/** What fits below a small image: names of files differ at their ends. */
+function shortName(place) {
+  if (!data.names) return String(image(place));
+  const stem = data.names[place].split("/").pop().replace(/\.\w+$/, "");
+  return stem.length > 6 ? `…${stem.slice(-5)}` : stem;
+}
 const percent = share => (share === null ? "–" : `${(100 * share).toFixed(share && share < 0.0995 ? 1 : 0)} %`);
 const digits = (value, places = 2) => (value === null ? "–" : value.toFixed(places).replace(/^-(?=0\.?0*$)/, "").replace("-", "−"));
 const epochName = epoch => `epoch ${data.epochs[epoch]}`;
@@ -113,7 +120,7 @@ function marker(x, y, verdict, radius = 5) {
 const SORTS = {
   positives: about.labeled ? "worst positives" : "least similar positives",
   ...(data.negatives.shape[2] ? { negatives: about.labeled ? "most false negatives" : `most negatives nearer than the ${about.competitor}` } : {}),
-  image: "image number",
+  image: data.names ? "file name" : "image number",
   ...(about.labeled ? { class: "class" } : {}),
 };
 const queryOf = new Map(Array.from(data.queries.values, (place, query) => [place, query]));
@@ -175,7 +182,7 @@ const columns = () => Math.max(1, Math.floor(grid.clientWidth / CELL.width));
 
 function caption(query) {
   const { epoch, sort } = state;
-  if (sort === "image") return String(image(data.queries.values[query]));
+  if (sort === "image") return shortName(data.queries.values[query]);
   if (sort === "class") return className(data.queries.values[query]);
   if (sort === "negatives") return percent(metric(about.labeled ? "false_negatives_kept" : "nearer", epoch, query));
   const purity = metric("purity", epoch, query);
@@ -196,7 +203,7 @@ function drawPicker() {
   const captions = {
     positives: about.labeled ? `true of ${about.k} ${about.positives_short}` : "mean similarity",
     negatives: about.labeled ? "false negatives, as kept" : `negatives nearer than the ${about.competitor}`,
-    image: "image number", class: "class",
+    image: SORTS.image, class: "class",
   };
   byId("shown").textContent = `${order.length.toLocaleString("en")} ${order.length === 1 ? "query" : "queries"}; below each: ${captions[state.sort]}`;
   drawCells();
@@ -211,7 +218,7 @@ function drawCells() {
     const query = order[i], place = data.queries.values[query];
     const cell = element("div", {
       class: "cell", role: "option", id: `query-${query}`, "aria-selected": String(query === state.query),
-      "aria-label": `image ${image(place)} ${className(place)}`, "aria-posinset": i + 1, "aria-setsize": order.length,
+      "aria-label": `${imageName(place)} ${className(place)}`, title: imageName(place), "aria-posinset": i + 1, "aria-setsize": order.length,
     }, thumbnail(place, 48), caption(query));
     cell.style.left = `${(i % across) * CELL.width}px`;
     cell.style.top = `${Math.floor(i / across) * CELL.height}px`;
@@ -229,9 +236,9 @@ function figure(sample, captions) {
   const made = element("figure", { class: verdict === null ? "" : String(verdict) },
     element("div", { class: "frame" }, thumbnail(place, 64)), ...captions);
   const itself = place === data.queries.values[state.query];
-  const name = itself ? "itself" : className(place) || `image ${image(place)}`;
+  const name = itself ? "itself" : className(place) || (data.names ? shortName(place) : imageName(place));
   made.append(element("span", { class: "verdict" }, verdict === null ? name : `${verdict ? "✓" : "✗"} ${name}`));
-  made.title = `image ${image(place)}${about.labeled ? `, ${className(place)}` : ""}`;
+  made.title = `${imageName(place)}${about.labeled ? `, ${className(place)}` : ""}`;
   if (itself) made.title += ": the query's own image, as another's positive or an old bank row";
   else if (queryOf.has(place)) {
     made.classList.add("link");
@@ -250,7 +257,7 @@ function bar(share) {
 function drawQuery() {
   const { query, epoch } = state, place = data.queries.values[query], at = order.indexOf(query);
   byId("query-image").replaceChildren(thumbnail(place, window.innerWidth < 600 ? 80 : 112));
-  byId("query-title").textContent = `Image ${image(place)}${about.labeled ? `: ${className(place)}` : ""}`;
+  byId("query-title").textContent = `${data.names ? imageName(place) : `Image ${image(place)}`}${about.labeled ? `: ${className(place)}` : ""}`;
   byId("query-summary").textContent = summary(query, epoch);
   byId("previous").disabled = at <= 0;
   byId("next").disabled = at >= order.length - 1;
@@ -395,7 +402,7 @@ function drawAxis(found, x, width) {
 }
 
 function sentence(sample, i, count) {
-  const parts = [`negative ${i + 1} of the ${count} shown: image ${image(sample.place)}`];
+  const parts = [`negative ${i + 1} of the ${count} shown: ${imageName(sample.place)}`];
   if (sample.place === data.queries.values[state.query]) parts.push("the query itself, as another image's positive or an old bank row");
   else if (about.labeled) parts.push(className(sample.place));
   parts.push(`similarity ${digits(sample.similarity)}`);
