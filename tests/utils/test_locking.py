@@ -1,10 +1,15 @@
 """A lock is held by one process, and released when that process dies."""
 
+import errno
+import os
 import subprocess
 import sys
 from pathlib import Path
 
-from psm.utils.locking import locked
+import pytest
+
+from psm.utils import locking
+from psm.utils.locking import holder, lock_file, locked
 
 HOLD = """
 import sys, time
@@ -40,3 +45,39 @@ def test_a_killed_process_releases_its_lock(tmp_path: Path) -> None:
         process.wait()
     with locked(path, wait=False) as held:
         assert held
+
+
+@pytest.fixture
+def without_locks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file system that has no locks, such as Lustre mounted without them."""
+
+    def refuse(handle: object, how: int) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(locking.fcntl, "flock", refuse)
+
+
+def test_a_file_is_the_lock_where_there_are_none(tmp_path: Path, without_locks: None) -> None:
+    path = tmp_path / "lock"
+    with locked(path, wait=False) as first:
+        assert first
+        with locked(path, wait=False) as second:
+            assert not second
+        assert f"process {os.getpid()} on " in holder(path)
+    assert not lock_file(path).exists()
+    assert holder(path) == ""
+
+
+def test_a_lock_left_behind_on_this_host_is_taken_over_and_one_of_another_host_is_not(
+    tmp_path: Path, without_locks: None
+) -> None:
+    path = tmp_path / "lock"
+    with subprocess.Popen([sys.executable, "-c", ""]) as ended:
+        ended.wait()
+    lock_file(path).write_text(f"{locking.socket.gethostname()} {ended.pid}\n")
+    with locked(path, wait=False) as held:
+        assert held
+    lock_file(path).write_text("elsewhere 1\n")
+    with locked(path, wait=False) as held:
+        assert not held
+    assert f"remove {lock_file(path)}" in holder(path)

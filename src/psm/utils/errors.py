@@ -1,5 +1,6 @@
 """Errors that are sentences: what was given, what is allowed, what to do."""
 
+import signal
 from collections.abc import Iterable
 from difflib import get_close_matches
 
@@ -17,6 +18,18 @@ class ResourceError(Exception):
 
     Files that were complete before are intact, and nothing partial has a final name.
     """
+
+
+class LostProcess(ResourceError):
+    """Another process of the run has ended or cannot be reached."""
+
+
+class Preempted(KeyboardInterrupt):
+    """A signal ended the run after a whole step, with a checkpoint of that step."""
+
+    def __init__(self, number: int):
+        super().__init__(signal.Signals(number).name)
+        self.number = number
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

@@ -1,5 +1,13 @@
-"""File locks between processes. The operating system releases a lock when its process ends, however it ends."""
+"""File locks between processes. The operating system releases a lock when its process ends, however it ends.
 
+Some file systems (Lustre without its flock option, some NFS) have no locks. There a file made for the purpose is the
+lock: it names its holder, and one that a process of this host left behind is taken over.
+"""
+
+import errno
+import os
+import socket
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,6 +18,10 @@ try:
     import fcntl
 except ImportError:  # Windows: nothing is locked
     fcntl = None
+
+
+# How a file system says that it has no locks.
+NO_LOCKS = {errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL}
 
 
 @contextmanager
@@ -34,4 +46,64 @@ def locked(path: Path, wait: bool = True) -> Iterator[bool]:
         except BlockingIOError:
             yield False
             return
+        except OSError as error:
+            if error.errno not in NO_LOCKS:
+                raise
+            with _locked_by_file(lock_file(path), wait) as held:
+                yield held
+            return
         yield True
+
+
+def lock_file(path: Path) -> Path:
+    """The file that is the lock of another where the file system has no locks."""
+    return path.with_name(f"{path.name}.lock")
+
+
+def holder(path: Path) -> str:
+    """Who holds a lock, as far as that is known: host and process where the file system has no locks."""
+    try:
+        host, process = lock_file(path).read_text().split()
+    except (OSError, ValueError):
+        return ""
+    return f" (process {process} on {host}; if it no longer runs, remove {lock_file(path)})"
+
+
+@contextmanager
+def _locked_by_file(path: Path, wait: bool) -> Iterator[bool]:
+    while not _made(path):
+        if _left_behind(path):
+            path.unlink(missing_ok=True)
+        elif wait:
+            time.sleep(0.1)
+        else:
+            yield False
+            return
+    try:
+        yield True
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def _made(path: Path) -> bool:
+    try:
+        handle = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY)
+    except FileExistsError:
+        return False
+    with os.fdopen(handle, "w") as file:
+        file.write(f"{socket.gethostname()} {os.getpid()}\n")
+    return True
+
+
+def _left_behind(path: Path) -> bool:
+    """True for the lock of a process of this host that no longer runs."""
+    try:
+        host, process = path.read_text().split()
+        if host != socket.gethostname():
+            return False
+        os.kill(int(process), 0)
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+    except (OSError, ValueError):
+        return False
+    return False

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from psm.utils.errors import UserError
 from psm.utils.files import read_lines, write_lines
+from psm.utils.locking import lock_file
 
 
 @dataclass(frozen=True)
@@ -68,8 +69,12 @@ class RunFolder:
 
     @property
     def used(self) -> bool:
-        """True if the folder holds anything besides the marker."""
-        return self.folder.exists() and any(path != self.marker for path in self.folder.iterdir())
+        """True if the folder holds anything besides the marker and its lock."""
+        return self.folder.exists() and bool(self._contents())
+
+    def _contents(self) -> list[str]:
+        own = (self.marker, lock_file(self.marker))
+        return sorted(path.name for path in self.folder.iterdir() if path not in own)
 
     @property
     def trained(self) -> bool:
@@ -98,7 +103,7 @@ class RunFolder:
                 f"to continue from that snapshot{self._other_snapshots()}, or name another out."
             )
         if self.trained or not self.config.exists():
-            held = ", ".join(sorted(path.name for path in self.folder.iterdir() if path != self.marker))
+            held = ", ".join(self._contents())
             raise UserError(
                 f"out={self.folder} has no checkpoint to continue from; it holds {held}. Nothing was changed: name "
                 "another out for a new run, or give overwrite=true to move this one aside."

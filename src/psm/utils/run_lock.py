@@ -7,7 +7,7 @@ from pathlib import Path
 
 from psm.utils.errors import UserError
 from psm.utils.files import remove_temporary_files
-from psm.utils.locking import locked
+from psm.utils.locking import holder, locked
 from psm.utils.resources import write_error
 from psm.utils.run_folder import RunFolder
 
@@ -100,7 +100,10 @@ def _lock_marker(run: RunFolder) -> Iterator[None]:
         except OSError as error:
             raise write_error(f"out={run.folder}", error) from None
         if not held:
-            raise UserError(f"out={run.folder} is being written by another process: wait for it or name another out.")
+            raise UserError(
+                f"out={run.folder} is being written by another process{holder(run.marker)}: wait for it or name "
+                "another out."
+            )
         yield
 
 
