@@ -1,5 +1,8 @@
 """Online and target networks: what each head is given, the directed pairs, the moving average."""
 
+from copy import deepcopy
+
+import pytest
 import torch
 from torch import nn
 from torch.nn.functional import normalize
@@ -86,3 +89,26 @@ def test_keys_have_a_gradient_only_without_target_and_predictor() -> None:
         embeddings, _ = nets(views())
         assert embeddings.key.requires_grad != predictor
         assert torch.equal(embeddings.key, embeddings.projection)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_the_target_follows_in_half_precision_as_in_float32(dtype: torch.dtype) -> None:
+    """An update of 0.4 % of the distance is below the resolution of half precision: alone it would stand still."""
+    whole = SiameseNetworks(nn.Linear(6, 8), nn.Linear(8, 4))
+    half = deepcopy(whole).to(dtype)
+    half.average_in_float32()
+    half.to(dtype)  # as Lightning does once more
+    for networks in (whole, half):
+        for weights in networks.encoder.parameters():
+            nn.init.constant_(weights, 1.0)
+        for _ in range(500):
+            networks.update_target(0.996)
+    for expected, found in zip(whole.target.parameters(), half.target.parameters(), strict=True):
+        assert found.dtype == dtype
+        torch.testing.assert_close(found.float(), expected, atol=0.02, rtol=0.01)
+    restored = deepcopy(whole).to(dtype)
+    restored.average_in_float32()
+    restored.load_state_dict(half.state_dict())
+    for networks in (half, restored):
+        networks.update_target(0.996)
+    assert all(torch.equal(a, b) for a, b in zip(half.target.parameters(), restored.target.parameters(), strict=True))

@@ -2,6 +2,7 @@
 
 from contextlib import AbstractContextManager, nullcontext
 from copy import deepcopy
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -9,6 +10,17 @@ from torch import Tensor, nn
 from psm import ops
 from psm.models.grad_cache import recompute_in_backward
 from psm.models.outputs import Embeddings
+
+
+class _Float32Buffers(nn.Module):
+    """Buffers that move to a device and stay in float32 when the module around them is converted."""
+
+    def _apply(self, function: Any, recurse: bool = True) -> "_Float32Buffers":
+        before = dict(self.named_buffers())
+        super()._apply(function, recurse)
+        for name, buffer in before.items():
+            self._buffers[name] = buffer.to(self._buffers[name].device)  # type: ignore[union-attr]
+        return self
 
 
 class SiameseNetworks(nn.Module):
@@ -36,6 +48,7 @@ class SiameseNetworks(nn.Module):
         self.predictor = predictor
         copies = nn.Sequential(deepcopy(encoder), deepcopy(projector)).requires_grad_(False) if target else None
         self.target = copies
+        self.target_average = _Float32Buffers()  # holds the EMA where the target is in half precision
         self.compiled = False
 
     def compile_parts(self, backend: str) -> None:
@@ -99,6 +112,24 @@ class SiameseNetworks(nn.Module):
     @torch.no_grad()
     def update_target(self, momentum: float) -> None:
         """EMA: target = momentum * target + (1 - momentum) * online. Does nothing without target."""
-        if self.target is not None:
-            online: list[Tensor] = [*self.encoder.parameters(), *self.projector.parameters()]
-            torch._foreach_lerp_(list(self.target.parameters()), online, 1.0 - momentum)
+        if self.target is None:
+            return
+        online: list[Tensor] = [*self.encoder.parameters(), *self.projector.parameters()]
+        target: list[Tensor] = list(self.target.parameters())
+        average = list(self.target_average.buffers())
+        if not average:
+            torch._foreach_lerp_(target, online, 1.0 - momentum)
+            return
+        torch._foreach_lerp_(average, [weights.float() for weights in online], 1.0 - momentum)
+        torch._foreach_copy_(target, average)
+
+    def average_in_float32(self) -> None:
+        """Keep the EMA in float32 where the target is in half precision, whose resolution is coarser than an update.
+
+        Call it after the weights were converted. The average is part of the state dict.
+        """
+        if self.target is not None and any(
+            p.dtype in (torch.float16, torch.bfloat16) for p in self.target.parameters()
+        ):
+            for index, weights in enumerate(self.target.parameters()):
+                self.target_average.register_buffer(str(index), weights.detach().float().clone())

@@ -149,6 +149,9 @@ class PretrainModule(lightning.LightningModule):
             raise UserError(f"bank.index=faiss searches on a CPU, and this run is on {device}: leave bank.index out.")
         # Lightning converts after restoring a checkpoint, which would round the restored weights; so convert now.
         self.trainer.precision_plugin.convert_module(self)
+        self.networks.average_in_float32()
+        averages = [name for name, _ in self.named_buffers() if name.startswith("networks.target_average.")]
+        self._ddp_params_and_buffers_to_ignore += averages
         if self.trainer.world_size > 1 and self.config.sync_batchnorm:
             sync_batchnorm(self.networks, self.trainer.strategy.root_device)
 
