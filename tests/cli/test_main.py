@@ -146,7 +146,7 @@ def started(*arguments: str, until: Path) -> subprocess.Popen[str]:
     return process
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGUSR1, 75)])
 def test_a_signal_stops_a_run_with_a_sentence_on_how_to_continue(
     tmp_path: Path, small_arguments: list[str], number: int, code: int
 ) -> None:
@@ -160,7 +160,7 @@ def test_a_signal_stops_a_run_with_a_sentence_on_how_to_continue(
     assert "Traceback" not in said
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGUSR1, 75)])
 def test_nothing_saved_nothing_to_resume(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, number: int, code: int
 ) -> None:

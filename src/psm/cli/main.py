@@ -14,7 +14,7 @@ from typing import TextIO
 
 from psm.config.help import help_text
 from psm.config.schema import METHOD_GROUPS, ExperimentConfig, PretrainConfig
-from psm.utils.errors import Diverged, ResourceError, UserError, did_you_mean
+from psm.utils.errors import Diverged, Preempted, ResourceError, UserError, did_you_mean
 from psm.utils.resources import resources_explained
 
 USAGE = """psm: learn image encoders from unlabeled images by contrastive learning with mined samples
@@ -36,21 +36,26 @@ HELP = ("-h", "--help", "help")
 COMMANDS = ("pretrain", "evaluate", "inspect", "methods", "data", "experiment")
 
 
+# Exit codes after signals. Schedulers send SIGUSR1 some time before the end; 75 (EX_TEMPFAIL) asks to be queued again.
+EXIT_CODES = {int(signal.SIGTERM): 143} | ({int(signal.SIGUSR1): 75} if hasattr(signal, "SIGUSR1") else {})
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command.
 
     Returns 0 when it went well, 2 for a user's mistake, 1 for any other failure (a full disk, memory that ran out, a
-    loss that is no number), 130 after Ctrl-C, 143 after SIGTERM.
+    loss that is no number), 130 after Ctrl-C, 143 after SIGTERM, 75 after SIGUSR1.
     """
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     try:
         with _terminable() as terminated, resources_explained():
             return _run(arguments)
     except UserError as error:
-        print(f"psm: {error}", file=sys.stderr)
+        if _is_first():
+            print(f"psm: {error}", file=sys.stderr)
         return 2
-    except KeyboardInterrupt:
-        return _interrupted(arguments, bool(terminated))
+    except KeyboardInterrupt as error:
+        return _interrupted(arguments, error.number if isinstance(error, Preempted) else next(iter(terminated), 0))
     except (Diverged, ResourceError) as error:
         print(f"psm: {error}", file=sys.stderr)
         return 1
@@ -61,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 @contextmanager
 def _terminable() -> Iterator[list[int]]:
-    """SIGTERM interrupts as Ctrl-C does; the list then holds its number."""
+    """SIGTERM and SIGUSR1 interrupt as Ctrl-C does; the list then holds the number of the signal."""
     received: list[int] = []
 
     def interrupt(number: int, frame: FrameType | None) -> None:
@@ -72,20 +77,26 @@ def _terminable() -> Iterator[list[int]]:
     if threading.current_thread() is not threading.main_thread():
         yield received
         return
-    before = signal.signal(signal.SIGTERM, interrupt)
+    before = {number: signal.signal(number, interrupt) for number in EXIT_CODES}
     try:
         yield received
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
-def _interrupted(arguments: Sequence[str], terminated: bool) -> int:
-    """Say that the command was stopped and, where there is something to continue, how."""
-    distributed = sys.modules.get("psm.training.distributed")  # not imported: nothing runs in several processes
-    if distributed is None or distributed.is_rank_zero():
-        stopped = "ended by SIGTERM" if terminated else "interrupted"
+def _interrupted(arguments: Sequence[str], number: int) -> int:
+    """Say that the command was stopped, by Ctrl-C or a signal, and, where there is something to continue, how."""
+    if _is_first():
+        stopped = f"ended by {signal.Signals(number).name}" if number else "interrupted"
         print(f"psm: {stopped}{_how_to_continue(arguments)}.", file=sys.stderr)
-    return 143 if terminated else 130
+    return EXIT_CODES.get(number, 130)
+
+
+def _is_first() -> bool:
+    """True but for the second and later processes of a run, whose mistakes the first one reports."""
+    distributed = sys.modules.get("psm.training.distributed")  # not imported: nothing runs in several processes
+    return distributed is None or distributed.is_rank_zero()
 
 
 def _how_to_continue(arguments: Sequence[str]) -> str:

@@ -17,7 +17,7 @@ CALL_KEYS = ("out", "resume", "overwrite", "progress")
 # What may differ when a run is resumed; anything else would make it another run.
 MAY_CHANGE = {
     *CALL_KEYS,
-    *("accelerator", "devices", "num_nodes", "strategy", "loggers", "plugins", "callbacks"),
+    *("accelerator", "devices", "num_nodes", "strategy", "ddp", "loggers", "plugins", "callbacks"),
     *("images.root", "images.download", "images.memory", "images.cache", "images.max_unreadable"),
 }
 
@@ -171,6 +171,9 @@ class PretrainSettings(Generic[Unset]):
     devices: str = key("auto", "Lightning's: auto or a number (auto on a CPU: 1)")
     num_nodes: int = key(1, "machines that train together", at_least=1)
     strategy: str = key("auto", "Lightning's: auto, ddp, ddp_spawn, ...")
+    ddp: dict[str, Any] = key(
+        dict, "arguments of Lightning's DDPStrategy; ddp.timeout: seconds that processes wait for each other (1800)"
+    )
     precision: str = key("32-true", "Lightning's: 32-true, bf16-mixed, 16-mixed, ...")
     sync_batchnorm: bool = key(True, "batch norm over all devices' images, so that their number changes nothing")
     grad_cache_chunk: int | None = key(

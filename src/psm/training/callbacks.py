@@ -150,10 +150,14 @@ class CheckpointCallback(Checkpoint):
         step, every = trainer.global_step, module.config.save.every_steps
         if every and step % every == 0 and step % module.steps_per_epoch:  # the epoch's end saves anyway
             stop_unless_finite(module.epoch_mean.means()["loss"], trainer)
-            self._save(trainer, module, self.run.checkpoint)
+            self.save(trainer, module)
+
+    def save(self, trainer: lightning.Trainer, module: PretrainModule) -> None:
+        """Replace last.ckpt by the state after the latest step."""
+        self._save(trainer, module, self.run.checkpoint)
 
     def on_train_epoch_end(self, trainer: lightning.Trainer, module: PretrainModule) -> None:  # type: ignore[override]
-        self._save(trainer, module, self.run.checkpoint)
+        self.save(trainer, module)
         epoch, every = trainer.current_epoch + 1, module.config.save.snapshots
         if every and epoch % every == 0:
             self._save(trainer, module, self.run.snapshot(epoch))

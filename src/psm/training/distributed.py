@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from lightning.fabric.utilities.rank_zero import rank_zero_only
 from torch import Tensor, nn
 
 from psm.utils.devices import without_autocast
@@ -16,13 +17,28 @@ from psm.utils.devices import without_autocast
 log = logging.getLogger("psm")
 
 
-def is_rank_zero() -> bool:
-    """True unless a launcher (torchrun, SLURM, Lightning) gave this process a rank above 0.
+CHILD = "PSM_DECISION"  # environment variable that a process sets for those that Lightning starts from it
+_joined: int | None = None
 
-    Rank 0 writes the run folder. Reads environment variables only, so it can be asked before processes are joined.
+
+def join(rank: int) -> None:
+    """Say which process of a run this is, once that is known."""
+    global _joined
+    _joined = rank
+    vars(rank_zero_only)["rank"] = rank  # Lightning guesses it from the environment when it is imported
+
+
+def is_rank_zero() -> bool:
+    """True unless this is one of several processes of a run and not the first, which writes the run folder.
+
+    Before `join`, the launchers of single runs (torchrun, Lightning) are believed. SLURM is not: its tasks may be runs
+    of their own.
     """
-    ranks = (os.environ.get(name) for name in ("RANK", "LOCAL_RANK", "NODE_RANK", "SLURM_PROCID"))
-    return not any(rank is not None and rank.isdigit() and int(rank) > 0 for rank in ranks)
+    if _joined is not None:
+        return _joined == 0
+    if "TORCHELASTIC_RUN_ID" not in os.environ and CHILD not in os.environ:
+        return True
+    return all(os.environ.get(name, "0") == "0" for name in ("RANK", "LOCAL_RANK"))
 
 
 def world() -> int:
@@ -52,6 +68,24 @@ class _Gather(torch.autograd.Function):
         gradient = gradient.contiguous().clone()
         dist.all_reduce(gradient)
         return gradient.narrow(ctx.dim, dist.get_rank() * ctx.length, ctx.length), None
+
+
+class AnyRank:
+    """Whether any process has raised a flag, known to all of them at the same call, one call later.
+
+    The answer of a call is read at the next one, when the device has it: no process waits for the others.
+    """
+
+    def __init__(self) -> None:
+        self.pending: Tensor | None = None
+
+    def __call__(self, raised: bool, device: torch.device) -> bool:
+        if world() == 1:
+            return raised
+        answer = self.pending is not None and bool(self.pending.item())
+        self.pending = torch.full((), float(raised), device=device)
+        dist.all_reduce(self.pending, dist.ReduceOp.MAX)
+        return answer
 
 
 class _Sum(torch.autograd.Function):

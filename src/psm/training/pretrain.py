@@ -1,6 +1,8 @@
 """Pretraining from a configuration: resolve it, hold the run folder, train, save the encoder."""
 
 import logging
+import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -29,14 +31,17 @@ from psm.models.factory import prefers_channels_last
 from psm.models.pretrained import EncoderInfo, read_encoder, save_encoder
 from psm.models.resnet import ResNet
 from psm.training.callbacks import CheckpointCallback, MetricsCallback, metric_names
-from psm.training.distributed import is_rank_zero
+from psm.training.distributed import is_rank_zero, join
+from psm.training.exchange import Exchange, handed_down, inherited
+from psm.training.launch import Launch, find_launch
 from psm.training.module import PretrainModule
+from psm.training.preemption import PreemptionCallback
 from psm.training.progress_bar import ProgressBar
 from psm.training.resolve import check_settings, resolve
 from psm.training.trainer import make_trainer, quiet
 from psm.training.user_callbacks import check_callbacks, load_callbacks, split_callbacks
 from psm.utils.checkpoint_file import read_checkpoint
-from psm.utils.errors import UserError
+from psm.utils.errors import LostProcess, Preempted, UserError
 from psm.utils.files import read_lines, remove_temporary_files, write_atomically, write_text_atomically
 from psm.utils.resources import resources_explained
 from psm.utils.run_folder import RunFolder
@@ -45,10 +50,15 @@ from psm.views.transform import Views
 
 log = logging.getLogger("psm")
 
+WAIT = 1800  # seconds that processes wait for each other; Lightning's default for a process group
+
 MEMORY_ADVICE = (
-    "give a smaller batch_size, a grad_cache_chunk below it, a smaller images.size or bank.size, or, to keep the images "
-    "on disk, a smaller images.memory"
+    "give a smaller batch_size, a grad_cache_chunk below it, a smaller images.size or bank.size, or, to keep the "
+    "images on disk, a smaller images.memory"
 )
+
+# How the backends of torch.distributed say that a process is gone.
+LOST = re.compile(r"onnection (closed|reset|refused)|Broken pipe|gloo.*Timed out|NCCL|peer", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -171,12 +181,24 @@ def _pretrain(
     callbacks: Sequence[lightning.Callback],
 ) -> PretrainResult:
     plugins = load_plugins(asked.plugins)
-    if not is_rank_zero():  # rank 0 holds the folder and has written its resolved configuration
-        config = load_run_config(run)
-        loaded = _load_data(data, config, progress=False)
-        trainer, module = _prepare(run, config, loaded, encoder, callbacks)
-        return _fit(run, trainer, module, loaded, asked.resume != "false" and run.checkpoint.exists())
-    with lock_run(run, asked.resume, asked.overwrite):
+    handed = inherited()
+    if handed is not None:  # Lightning has started this process from one that holds the folder
+        join(int(os.environ["LOCAL_RANK"]) or 1)
+        config, loaded, trainer, module = _follow(run, handed, Launch(), data, encoder, callbacks)
+        return _fit(run, trainer, module, loaded, handed["resume"])
+    launch = find_launch(asked)
+    join(launch.rank)
+    exchange = Exchange(launch, float(asked.ddp.get("timeout", WAIT)))
+    if launch.rank > 0:
+        decision = exchange.decision()
+        with exchange.getting_ready():
+            config, loaded, trainer, module = _follow(run, decision, launch, data, encoder, callbacks)
+        with handed_down(decision):
+            return _fit(run, trainer, module, loaded, decision["resume"])
+    with ExitStack() as stack:
+        deciding = stack.enter_context(ExitStack())
+        deciding.enter_context(exchange.deciding())
+        stack.enter_context(lock_run(run, asked.resume, asked.overwrite))
         resuming = asked.resume != "false" and run.used
         point = run.resume_point(asked.resume) if resuming else None
         begun = _begun_with(run, point) if point else None
@@ -193,18 +215,47 @@ def _pretrain(
         if stored:
             # The checkpoint has the configuration that the run began with, whatever config.yaml says by now.
             _refuse_changes(run, settings.to_dict(begun or stored), config)
-        trainer, module = _prepare(run, config, loaded, encoder, callbacks)
-        with ExitStack() as stack:
-            if resuming:
-                _continue_from(run, point, module)
-            else:
-                aside = stack.enter_context(clear_run(run, asked.overwrite))
-            stack.enter_context(_logging(run, config))
-            if not resuming and aside is not None:
-                log.warning("the run that was in %s is now in %s", run.folder, aside)
-            save_run_config(run, config)
-            _report_unreadable(run, loaded)
-            return _fit(run, trainer, module, loaded, point is not None)
+        trainer, module = _prepare(run, config, loaded, encoder, callbacks, launch)
+        decision = {
+            "config": settings.to_dict(config),
+            "resume": point is not None,
+            "images": len(loaded.train),
+            "mean": list(module.info.mean),
+        }
+        exchange.decide(decision)
+        if resuming:
+            _continue_from(run, point, module)
+        else:
+            aside = stack.enter_context(clear_run(run, asked.overwrite))
+        stack.enter_context(_logging(run, config))
+        if not resuming and aside is not None:
+            log.warning("the run that was in %s is now in %s", run.folder, aside)
+        save_run_config(run, config)
+        _report_unreadable(run, loaded)
+        deciding.close()
+        exchange.start()
+        stack.enter_context(handed_down(decision))
+        return _fit(run, trainer, module, loaded, point is not None)
+
+
+def _follow(
+    run: RunFolder,
+    decision: Mapping[str, Any],
+    launch: Launch,
+    data: DataLike | None,
+    encoder: nn.Module | None,
+    callbacks: Sequence[lightning.Callback],
+) -> tuple[ResolvedPretrainConfig, ImageDataset, lightning.Trainer, PretrainModule]:
+    """Prepare what rank 0 has decided. Nothing is written."""
+    config = settings.resolved_config(settings.build(PretrainConfig, decision["config"]))
+    loaded = _load_data(data, config, progress=False)
+    trainer, module = _prepare(run, config, loaded, encoder, callbacks, launch)
+    difference = image_difference(
+        {"images": decision["images"], "encoder_info": {"mean": decision["mean"]}}, len(loaded.train), module.info.mean
+    )
+    if difference is not None:
+        raise UserError(f"data={config.data} is not the same here as on rank 0: {difference}.")
+    return config, loaded, trainer, module
 
 
 def _report_unreadable(run: RunFolder, data: ImageDataset) -> None:
@@ -286,6 +337,7 @@ def _prepare(
     data: ImageDataset,
     encoder: nn.Module | None,
     callbacks: Sequence[lightning.Callback],
+    launch: Launch,
 ) -> tuple[lightning.Trainer, PretrainModule]:
     """The trainer and the module. A user's mistake is found here, before anything is written."""
     mean, std = channel_statistics(data.train)
@@ -294,7 +346,9 @@ def _prepare(
     callbacks = [*load_callbacks(config.callbacks), *callbacks]
     own = [MetricsCallback(run, data, bar), *([bar] if bar else [])]
     # psm's metrics come before the user's callbacks, its checkpoint after them.
-    trainer = make_trainer(run, config, [*own, *callbacks, CheckpointCallback(run)])
+    checkpoint = CheckpointCallback(run)
+    last = [checkpoint, PreemptionCallback(checkpoint)]
+    trainer = make_trainer(run, config, [*own, *callbacks, *last], launch)
     if config.batch_size % trainer.world_size:
         raise UserError(
             f"batch_size={config.batch_size} is shared by {trainer.world_size} devices: give a multiple of that number."
@@ -351,9 +405,17 @@ def _train(trainer: lightning.Trainer, module: PretrainModule, checkpoint: Path 
             trainer.fit(module, ckpt_path=None if checkpoint is None else str(checkpoint))
         except SystemExit:
             # Lightning turns an interrupt into an exit; the caller decides what an interrupt means.
-            raise KeyboardInterrupt from None
+            ended = [x for x in trainer.checkpoint_callbacks if isinstance(x, PreemptionCallback)]
+            received = ended[0].received
+            raise (KeyboardInterrupt if received is None else Preempted(received)) from None
         except MisconfigurationException as error:
             raise UserError(f"Lightning refuses these settings: {' '.join(str(error).split())}") from None
+        except RuntimeError as error:
+            if trainer.world_size > 1 and LOST.search(str(error)):
+                raise LostProcess(
+                    "another process of this run has ended or cannot be reached: start all of them again."
+                ) from error
+            raise
 
 
 class _LogFile(logging.FileHandler):

@@ -1,18 +1,23 @@
 """Lightning's Trainer from a configuration: devices, strategy, precision, loggers."""
 
+import inspect
 import logging
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import Any
 
 import lightning
 from lightning.fabric.utilities.exceptions import MisconfigurationException
+from lightning.pytorch.strategies import DDPStrategy
+from torch.nn.parallel import DistributedDataParallel
 
 from psm.config.schema import ResolvedPretrainConfig
 from psm.training.checkpoint import AtomicCheckpointIO
+from psm.training.launch import Launch
 from psm.training.loggers import build_loggers
-from psm.utils.errors import UserError
+from psm.utils.errors import UserError, did_you_mean
 from psm.utils.run_folder import RunFolder
 
 # Options that would change the number of steps, on which schedule, image order and resume depend.
@@ -23,25 +28,26 @@ BREAKS_STEPS = (
 
 
 def make_trainer(
-    run: RunFolder, config: ResolvedPretrainConfig, callbacks: list[lightning.Callback]
+    run: RunFolder, config: ResolvedPretrainConfig, callbacks: list[lightning.Callback], launch: Launch
 ) -> lightning.Trainer:
     """The trainer that the configuration describes.
 
     Args:
+        launch: how its processes were started, which decides devices and nodes.
         callbacks: in the order in which they run; Lightning moves those that save checkpoints to the end. One of them
             is psm's own, so that Lightning adds none.
     """
     options: dict[str, Any] = {
         "max_epochs": config.epochs,
         "accelerator": config.accelerator,
-        "devices": int(config.devices) if config.devices.lstrip("-").isdigit() else config.devices,
-        "num_nodes": config.num_nodes,
-        "strategy": config.strategy,
+        "devices": launch.devices or _number(config.devices),
+        "num_nodes": launch.num_nodes or config.num_nodes,
+        "strategy": _strategy(config, launch),
         "precision": config.precision,
         "gradient_clip_val": config.optim.clip,
         "logger": build_loggers(config.loggers, run.folder / "logs") or False,
         "callbacks": callbacks,
-        "plugins": [AtomicCheckpointIO()],
+        "plugins": [AtomicCheckpointIO(), *filter(None, [launch.environment()])],
         "default_root_dir": run.folder,
         "enable_progress_bar": False,
         "enable_model_summary": False,
@@ -58,6 +64,28 @@ def make_trainer(
             return lightning.Trainer(**options, **{"log_every_n_steps": config.monitor.log_every, **config.trainer})
     except (ValueError, TypeError, RuntimeError, ImportError, MisconfigurationException) as error:
         raise UserError(f"Lightning refuses these settings: {' '.join(str(error).split())}") from None
+
+
+def _number(devices: str) -> int | str:
+    return int(devices) if devices.lstrip("-").isdigit() else devices
+
+
+def _strategy(config: ResolvedPretrainConfig, launch: Launch) -> str | DDPStrategy:
+    """Lightning's strategy; an instance where DDP has arguments or several processes were started by a launcher."""
+    one = launch.world == 1 and config.num_nodes == 1 and config.devices in ("auto", "1")
+    if not config.ddp or (config.strategy == "auto" and one):
+        return config.strategy
+    methods: dict[str, Any] = {"auto": "popen", "ddp": "popen", "ddp_spawn": "spawn", "ddp_fork": "fork"}
+    if config.strategy not in methods:
+        raise UserError(f"ddp.* is for strategy=ddp, not strategy={config.strategy}: leave one of them out.")
+    options = dict(config.ddp)
+    timeout = options.pop("timeout", None)
+    if timeout is not None:
+        options["timeout"] = timedelta(seconds=float(timeout))
+    known = {*inspect.signature(DDPStrategy).parameters, *inspect.signature(DistributedDataParallel).parameters}
+    if wrong := next((name for name in options if name not in known), None):
+        raise UserError(f"ddp.{wrong} is no argument of Lightning's DDPStrategy{did_you_mean(wrong, known)}.")
+    return DDPStrategy(start_method=methods[config.strategy], **options)
 
 
 @contextmanager
