@@ -113,6 +113,16 @@ def test_a_run_is_known_by_every_setting_that_matters() -> None:
     assert scored.evaluation_hash != before.evaluation_hash
 
 
+def test_a_setting_that_changes_nothing_is_no_part_of_a_name() -> None:
+    """A version that adds a choice, off by default, finds the runs of the version before."""
+    plain = plan("figure1", preset="smoke")
+    off = plan("figure1", preset="smoke", **{"target.views": "same"})
+    assert [run.name for run in off.runs] == [run.name for run in plain.runs]
+    assert [entry.protocol for entry in off.entries] == [entry.protocol for entry in plain.entries]
+    on = plan("figure1", preset="smoke", **{"target.views": "weak"})
+    assert not {run.name for run in on.runs} & {run.name for run in plain.runs}
+
+
 def test_rows_win_over_keys_and_methods_filter_rows() -> None:
     ks = {resolved(run.settings)["positives.k"] for run in plan("figure6", **{"positives.k": 3}).runs}
     assert ks == {1, 3, 10, 20}  # the row of the paper's choice does not set k, so the key does

@@ -289,6 +289,7 @@ def test_parts_exchanged_by_key(method: str, keys: Any) -> None:
         ("dcl", {"weighting": {"tau": 1.0}}, "weighting.tau"),
         ("bcl", {"weighting": {"beta": 2.0}}, "weighting.beta"),
         ("mocov2", {"bank": {"index": "faiss"}}, "none are mined"),
+        ("simclr", {"target": {"views": "weak"}}, "there is none: give target.enabled=true"),
     ],
 )
 def test_nonsense_is_refused(method: str, keys: Any, says: str) -> None:

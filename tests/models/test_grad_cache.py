@@ -53,7 +53,7 @@ class InChunks(nn.Module):
         super().__init__()
         self.nets, self.chunk = nets, chunk
 
-    def forward(self, given: Tensor, _: int | None) -> tuple[Embeddings, Tensor]:
+    def forward(self, given: Tensor, *_: Any) -> tuple[Embeddings, Tensor]:
         parts = [self.nets(part) for part in given.split(self.chunk, dim=1)]
         embeddings = Embeddings(*(torch.cat([part[0][i] for part in parts], 1) for i in range(3)))
         return embeddings, torch.cat([part[1].view(2, -1, 256) for part in parts], 1).flatten(0, 1)

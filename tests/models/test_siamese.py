@@ -42,6 +42,20 @@ def test_each_head_is_given_what_it_should_be() -> None:
     assert features.shape == (12, 7)
 
 
+def test_the_target_sees_views_of_its_own_in_chunks_too() -> None:
+    nets, given, weak = networks().eval(), views(), views()
+    assert nets.target is not None
+    same, features = nets(given)
+    own, own_features = nets(given, target_views=weak)
+    assert torch.equal(own.key.flatten(0, 1), nets.target(weak.flatten(0, 1)))
+    assert torch.equal(own.query, same.query)
+    assert torch.equal(own.projection, same.projection)
+    assert torch.equal(own_features, features)
+    chunked, _ = nets(given, 4, weak)
+    torch.testing.assert_close(chunked.key, own.key)
+    assert torch.equal(nets(given, target_views=given)[0].key, same.key)
+
+
 def test_pairs_are_directed_and_have_unit_norm() -> None:
     embeddings, _ = networks()(views())
     forth, back = view_pairs(embeddings)

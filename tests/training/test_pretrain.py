@@ -703,7 +703,10 @@ def test_a_run_begun_before_a_key_existed_can_be_resumed(tmp_path: Path, small: 
     psm.pretrain(out, **small)
     content = state(out)
     del content["psm"]["config"]["monitor"]["purity"]  # as an earlier version wrote it
+    del content["psm"]["config"]["target"]["views"]
     torch.save(content, out / "checkpoints" / "last.ckpt")
     psm.pretrain(out, resume=True)
     with pytest.raises(UserError, match=r"monitor\.purity=True differs"):
         psm.pretrain(out, resume=True, monitor={"purity": True})
+    with pytest.raises(UserError, match=r"target\.views=weak differs from target\.views=same"):
+        psm.pretrain(out, resume=True, target={"views": "weak"})

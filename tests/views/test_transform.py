@@ -404,6 +404,20 @@ def test_views_have_their_shape_range_and_strides(size: Any, height: Any, width:
     assert values.std() > 0.05
 
 
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_weak_views_have_the_same_crops_and_flips_and_nothing_else(channels_last: Any) -> None:
+    """As a set of views would give that draws the same numbers with every color change, blur and inversion off."""
+    images = random_images(12)
+    strong = everything()
+    config = ViewsConfig(color_jitter=0.0, grayscale=0.0)
+    plain = Views(config, 32, mean=(0.4, 0.5, 0.6), std=(0.2, 0.25, 0.3))
+    params = strong.sample_params(12, generator())
+    weak = strong.apply(images, params, channels_last, weak=True)
+    assert torch.equal(weak, plain.apply(images, plain.sample_params(12, generator()), channels_last))
+    assert not torch.allclose(weak, strong.apply(images, params, channels_last))
+    assert params.weak().flip.any()
+
+
 def test_channels_last_changes_no_value() -> None:
     views, images = everything(), random_images(6)
     params = views.sample_params(6, generator())

@@ -8,6 +8,7 @@ WORDS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("wd", "weight_decay"), ("optim.weight_decay", "linear.weight_decay")),
     **dict.fromkeys(("momentum",), ("optim.momentum", "target.momentum", "linear.momentum")),
     **dict.fromkeys(("ema", "ema_decay", "m", "momentum_encoder"), ("target.momentum",)),
+    **dict.fromkeys(("views.target", "weak_aug", "target_aug"), ("target.views",)),
     **dict.fromkeys(("optimizer", "opt"), ("optim.name",)),
     **dict.fromkeys(("warmup", "warmup_epochs"), ("optim.warmup",)),
     **dict.fromkeys(("clip_grad", "gradient_clip_val", "grad_clip"), ("optim.clip",)),

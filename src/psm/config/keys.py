@@ -73,7 +73,9 @@ class Bounds:
         return f"{wrong.partition(': ')[0]}: give {self}" if wrong and not self.choices else wrong
 
 
-def key(default: Any, meaning: str, *, open: str = "", named: bool = False, **bounds: Any) -> Any:
+def key(
+    default: Any, meaning: str, *, open: str = "", named: bool = False, neutral: bool = False, **bounds: Any
+) -> Any:
     """A configuration key.
 
     Args:
@@ -82,9 +84,10 @@ def key(default: Any, meaning: str, *, open: str = "", named: bool = False, **bo
         open: of a ``dict[str, Any]``: the entry that a plain name stands for (with ``open="name"``, `group=NAME` is
             `group.name=NAME`); any other entry of the group may be set too.
         named: of a ``dict[str, Any]``: `group=[a,b]` stands for the entries a and b without settings.
+        neutral: the default changes nothing, so that experiments leave it out of a run's name.
         bounds: the fields of `Bounds`, for example ``at_least=1`` or ``choices=("a", "b")``.
     """
-    metadata = {"meaning": meaning, "bounds": Bounds(**bounds), "open": open, "named": named}
+    metadata = {"meaning": meaning, "bounds": Bounds(**bounds), "open": open, "named": named, "neutral": neutral}
     if isinstance(default, type):
         return field(default_factory=default, metadata=metadata)
     if isinstance(default, (list, dict)):

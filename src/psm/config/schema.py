@@ -207,7 +207,7 @@ class PretrainSettings(Generic[Unset]):
     objective: dict[str, Any] = key(dict, "objective.name=contrastive, byol or vicreg", open="name")
     loss: dict[str, Any] = key(dict, "temperature, soft_weight, hard_weight (lambda), symmetric")
     bank: dict[str, Any] = key(dict, "the memory bank: size, index, allow_self")
-    target: dict[str, Any] = key(dict, "the target network: enabled, momentum (EMA)")
+    target: dict[str, Any] = key(dict, "the target network: enabled, momentum (EMA), views (same or weak)")
     predictor: dict[str, Any] = key(dict, "the predictor: enabled")
     optim: OptimConfig[Unset] = key(OptimConfig, "")
     monitor: MonitorConfig = key(MonitorConfig, "")

@@ -120,7 +120,10 @@ def gradient_ranks(
     parts = []
     for number, ids in enumerate(chosen.split(batch)):
         draws = views.sample_params(len(ids), generator(config.seed, "gradients", number))
-        first, second = views.apply(data.train.take(ids), draws)
+        images = data.train.take(ids)
+        first, second = views.apply(images, draws)
+        if method.target.views == "weak":
+            second = views.apply(images, draws, weak=True)[1]
         query = normalize(networks.predict(networks.projector(networks.encoder(first))), dim=1)
         key = normalize(networks.embed_keys(second), dim=1)
         exclude_ids = None if method.bank.allow_self else ids

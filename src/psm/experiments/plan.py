@@ -298,12 +298,17 @@ def _protocol(request: Request, preset: presets.Preset, data: str) -> str:
 
 @cache
 def _off_by_default() -> dict[str, Any]:
+    from psm.methods.spec import neutral_settings
+
     defaults = settings.to_dict(PretrainConfig()) | settings.to_dict(EvaluateConfig())
-    return {k: v for k, v in settings.flatten(defaults) if v is None or v is False or v == []}
+    return neutral_settings() | {k: v for k, v in settings.flatten(defaults) if v is None or v is False or v == []}
 
 
 def _is_off(dotted: str, value: Any) -> bool:
-    """True for a key left at a default of none, false or []: new keys of a later version then rename no run."""
+    """True for a key left at a default that changes nothing: new keys of a later version then rename no run.
+
+    These are defaults of none, false or [], and those that a method's settings are marked with.
+    """
     return dotted in _off_by_default() and value == _off_by_default()[dotted]
 
 

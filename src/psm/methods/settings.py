@@ -31,6 +31,13 @@ class TargetSettings:
 
     enabled: bool = setting(True, "keys come from a target network; false: from the online network")
     momentum: float = setting(0.99, "share of itself that the target keeps at each step (EMA)", at_least=0, at_most=1)
+    views: str = setting(
+        "same",
+        "what the target sees: same, the views of the online network; weak, the same crops and flips without color "
+        "changes, blur and solarization",
+        choices=("same", "weak"),
+        neutral=True,
+    )
 
 
 @dataclass(frozen=True)

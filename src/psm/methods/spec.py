@@ -114,6 +114,8 @@ class MethodSpec:
             yield "loss.soft_weight=0 and loss.hard_weight=0 leave nothing to learn from: keep one of them."
         for kind in KINDS:
             yield from getattr(self, kind).validate(self)
+        if self.target.views == "weak" and not self.target.enabled:
+            yield "target.views=weak is about what a target network sees, and there is none: give target.enabled=true."
         if bank.index != "exact" and not self.num_mined:
             yield f"bank.index={bank.index} searches the bank for positives, and none are mined as set: leave it out."
         if self.num_mined > bank.size:
@@ -121,6 +123,19 @@ class MethodSpec:
                 f"bank.size={bank.size} is smaller than positives.k={self.num_mined}, so nothing could ever be mined: "
                 "give a larger bank or a smaller k."
             )
+
+
+def neutral_settings() -> dict[str, Any]:
+    """Settings of the typed groups and of all registered parts whose default changes nothing, by dotted key."""
+    typed = {name: [type(getattr(MethodSpec(), name))] for name in ("loss", "bank", "target", "predictor")}
+    parts = {name: [kind.find(part) for part in kind] for name, kind in KINDS.items()}
+    return {
+        f"{group}.{f.name}": f.default
+        for group, classes in (typed | parts).items()
+        for cls in classes
+        for f in fields(cls)
+        if f.metadata.get("neutral")
+    }
 
 
 def override_settings(group: str, now: Any, given: Mapping[str, Any]) -> Any:

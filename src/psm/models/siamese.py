@@ -66,33 +66,38 @@ class SiameseNetworks(nn.Module):
         """Faster convolutions for the device, unless the networks are compiled."""
         return nullcontext() if self.compiled else ops.accelerated(self, device)
 
-    def forward(self, views: Tensor, grad_cache_chunk: int | None = None) -> tuple[Embeddings, Tensor]:
+    def forward(
+        self, views: Tensor, grad_cache_chunk: int | None = None, target_views: Tensor | None = None
+    ) -> tuple[Embeddings, Tensor]:
         """Embed two views of N images.
 
         Args:
             views: (2, N, 3, H, W).
             grad_cache_chunk: Images per forward pass; each chunk runs again in the backward pass, so that memory holds
                 the activations of one chunk (gradient caching). Batch norm sees one chunk at a time. None: all N.
+            target_views: (2, N, 3, H, W) what the target network sees of the same images; None: ``views``.
 
         Returns:
             The embeddings, (2, N, D) each, and the encoder's features (2N, F).
         """
-        chunks = views.split(grad_cache_chunk or views.shape[1], dim=1)
-        outputs = [self._embed(chunk.flatten(0, 1), recompute=len(chunks) > 1) for chunk in chunks]
+        chunk = grad_cache_chunk or views.shape[1]
+        online = [part.flatten(0, 1) for part in views.split(chunk, dim=1)]
+        target = online if target_views is None else [x.flatten(0, 1) for x in target_views.split(chunk, dim=1)]
+        outputs = [self._embed(*parts, recompute=len(online) > 1) for parts in zip(online, target, strict=True)]
         projection, query, key, features = (
             torch.cat([x.unflatten(0, (len(views), -1)) for x in column], 1) for column in zip(*outputs, strict=True)
         )
         return Embeddings(projection, query, key), features.flatten(0, 1)
 
-    def _embed(self, views: Tensor, recompute: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Projection, query, key (B, D) and features (B, F) of views (B, 3, H, W)."""
+    def _embed(self, views: Tensor, target_views: Tensor, recompute: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Projection, query, key (B, D) and features (B, F) of views (B, 3, H, W), the key of ``target_views``."""
         features, projection, query = (
             recompute_in_backward(self._online, self._online_networks, views) if recompute else self._online(views)
         )
         if self.target is None:
             return projection, query, projection if self.predictor is None else projection.detach(), features
         with torch.no_grad(), self._accelerated(views.device):
-            return projection, query, self.target(views), features
+            return projection, query, self.target(target_views), features
 
     def _online(self, views: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         with self._accelerated(views.device):

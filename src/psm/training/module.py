@@ -80,6 +80,7 @@ def step_loss(
     bank: MemoryBank | None,
     draws: torch.Generator | None,
     chunk: int | None = None,
+    target_views: Tensor | None = None,
 ) -> tuple[Tensor, dict[str, Tensor], StepOutputs]:
     """The loss of the global batch, computed on every rank from the gathered embeddings.
 
@@ -89,11 +90,12 @@ def step_loss(
         bank: memory bank that samples are mined from, if the method has one.
         draws: generator of the mining draws.
         chunk: images per forward pass with gradient caching; None for one pass.
+        target_views: what the target network sees of this rank's images (2, B, 3, H, W); None: ``views``.
 
     Returns:
         The loss (mean over both directions, at least float32), its metrics and the outputs kept for later.
     """
-    embeddings, features = networks(views, chunk)
+    embeddings, features = networks(views, chunk, target_views)
     joined = Embeddings(*(gather(x, dim=1) for x in embeddings))
     ids = gather(ids)
     with without_autocast(views.device):
@@ -199,29 +201,37 @@ class PretrainModule(lightning.LightningModule):
         checkpoint["psm"] = self.description() | {"stopped_early": self.trainer.should_stop}
         checkpoint["callbacks"] = plain_states(checkpoint.get("callbacks", {}))
 
-    def two_views(self, batch: Batch) -> Tensor:
-        """Views (2, B, 3, H, W) of this rank's images, with parameters drawn for the global batch."""
+    def two_views(self, batch: Batch) -> tuple[Tensor, Tensor | None]:
+        """Views (2, B, 3, H, W) of this rank's images, with parameters drawn for the global batch.
+
+        And what the target network sees of them, where that differs (``target.views=weak``).
+        """
         size = self.config.batch_size
         rows = rank_slice(size, self.trainer.global_rank, self.trainer.world_size)
         draws = self.views.sample_params(
             size, generator(self.config.seed, "views", batch.step), rows=rows, device=self.device
         )
-        views = self.views.apply(batch.images, draws, channels_last=self.channels_last)
-        return views.to(self.dtype)
+        views = self.views.apply(batch.images, draws, channels_last=self.channels_last).to(self.dtype)
+        if self.method.target.views == "same":
+            return views, None
+        weak = self.views.apply(batch.images, draws, channels_last=self.channels_last, weak=True)
+        return views, weak.to(self.dtype)
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         seed, step = self.config.seed, batch.step
         # Dropout and stochastic depth draw from torch's global generator.
         seed_networks(derived_seed(seed, "networks", step, self.trainer.global_rank), self.device)
         draws = generator(seed, "negatives", step, device=self.device)
+        views, target_views = self.two_views(batch)
         loss, metrics, self.outputs = step_loss(
             self.networks,
-            self.two_views(batch),
+            views,
             batch.ids,
             self.method,
             self.bank,
             draws,
             self.config.grad_cache_chunk,
+            target_views,
         )
         self.step_metrics = {"loss": loss.detach(), **metrics, **self._purity()}
         self.epoch_mean.update(self.step_metrics)

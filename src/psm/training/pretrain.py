@@ -214,7 +214,7 @@ def _pretrain(
         config = resolve(user, loaded)
         if stored:
             # The checkpoint has the configuration that the run began with, whatever config.yaml says by now.
-            _refuse_changes(run, settings.to_dict(begun or stored), config)
+            _refuse_changes(run, begun or stored, config)
         trainer, module = _prepare(run, config, loaded, encoder, callbacks, launch)
         decision = {
             "config": settings.to_dict(config),
@@ -307,9 +307,11 @@ def _continue_from(run: RunFolder, point: Path | None, module: PretrainModule) -
     run.truncate_metrics(step)
 
 
-def _refuse_changes(run: RunFolder, begun: dict[str, Any], config: ResolvedPretrainConfig) -> None:
-    """Refuse settings that differ from those of the run that is resumed."""
-    before, now = (dict(settings.flatten(x)) for x in (begun, settings.to_dict(config)))
+def _refuse_changes(run: RunFolder, begun: PretrainSettings, config: ResolvedPretrainConfig) -> None:
+    """Refuse settings that differ from those of the run that is resumed; those of its method are complete again where
+    the run began before a setting existed."""
+    complete = settings.to_dict(begun) | method_of(begun).to_dict()
+    before, now = (dict(settings.flatten(x)) for x in (complete, settings.to_dict(config)))
     for dotted, value in now.items():
         # The images are compared themselves: they may lie elsewhere by now.
         may_change = dotted in MAY_CHANGE or dotted.partition(".")[0] in MAY_CHANGE or dotted == "data"

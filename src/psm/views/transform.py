@@ -7,7 +7,7 @@ and color are ``psm.ops.crop_color``, on some CPUs one pass.
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import torch
 from torch import Tensor
@@ -59,6 +59,14 @@ class AugmentParams:
     def views(self) -> list["AugmentParams"]:
         """The parameters of each view, (B,) each."""
         return [self._map(lambda values, view=view: values[view]) for view in range(len(self.flip))]  # type: ignore[misc]
+
+    def weak(self) -> "AugmentParams":
+        """The same crops and flips without color changes, blur and solarization."""
+        one, zero = torch.ones_like(self.brightness), torch.zeros_like(self.hue)
+        off = torch.zeros_like(self.grayscale)
+        return replace(
+            self, brightness=one, contrast=one, saturation=one, hue=zero, grayscale=off, blur_sigma=zero, solarize=off
+        )
 
     def boxes(self, height: int, width: int, ratio_range: Sequence[float]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Top, left, height and width of the crops of images of this size."""
@@ -145,13 +153,14 @@ class Views:
         )
 
     @torch.no_grad()
-    def apply(self, images: Tensor, params: AugmentParams, channels_last: bool = False) -> Tensor:
+    def apply(self, images: Tensor, params: AugmentParams, channels_last: bool = False, weak: bool = False) -> Tensor:
         """Views of images, normalized.
 
         Args:
             images: uint8 (B, 3, H, W).
             params: of as many images.
             channels_last: give the views, flattened to (views * B, 3, size, size), channels-last strides.
+            weak: crop and flip alone.
 
         Returns:
             float32 (views, B, 3, size, size).
@@ -162,9 +171,10 @@ class Views:
                 f"{len(images)} images were given with the parameters of {len(params)}; sample as many as there are "
                 "images."
             )
+        params = params.weak() if weak else params
         views = self._empty(images, len(params.flip), channels_last)
         with without_autocast(images.device):
-            if not self._has_filters:
+            if weak or not self._has_filters:
                 self._crop_color(images, params, views, normalize=True)
                 return views
             for rows in self._chunks(images):
