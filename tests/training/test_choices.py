@@ -7,10 +7,14 @@ import pytest
 import torch
 
 import psm
+from psm.models.siamese import SiameseNetworks
 from psm.training.module import PretrainModule
+from psm.utils.checkpoint_file import read_checkpoint
+from psm.utils.schedule import target_momentum
 
 CHOICES: dict[str, dict[str, Any]] = {
-    "weak target": {"target": {"views": "weak"}},
+    "weak target, rising momentum": {"target": {"views": "weak", "momentum": 0.9, "schedule": "cosine"}},
+    "another predictor": {"predictor": {"hidden_dim": 16, "lr_factor": 10.0}},
 }
 
 
@@ -40,3 +44,41 @@ def test_a_choice_trains_and_resumes_exactly(
     for key, value in whole.encoder.state_dict().items():
         assert torch.equal(value, parts.encoder.state_dict()[key])
     assert torch.isfinite(torch.tensor([record["loss"] for record in whole.metrics])).all()
+
+
+def test_the_momentum_of_each_step_is_that_of_its_schedule(
+    tmp_path: Path, small: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    used = []
+    update = SiameseNetworks.update_target
+
+    def spying(self: SiameseNetworks, momentum: float) -> None:
+        used.append(momentum)
+        update(self, momentum)
+
+    monkeypatch.setattr(SiameseNetworks, "update_target", spying)
+    psm.pretrain(tmp_path / "a", **small, target={"momentum": 0.9, "schedule": "cosine"})
+    assert used == [target_momentum(step, 6, 0.9, "cosine") for step in range(6)]
+
+
+def test_the_predictor_has_its_own_width_and_rate(
+    tmp_path: Path, small: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At a factor that is nearly 0 the predictor stays where it was; its hidden layer is as wide as asked for."""
+    before = {}
+    begin = PretrainModule.on_train_start
+
+    def spying(self: PretrainModule) -> None:
+        begin(self)
+        before.update({name: x.detach().clone() for name, x in self.networks.named_parameters()})
+        rates = [(group["lr"], group.get("lr_factor")) for group in self.trainer.optimizers[0].param_groups]
+        assert rates == [(self.learning_rate(0), None), (self.learning_rate(0) * 1e-9, 1e-9)]
+
+    monkeypatch.setattr(PretrainModule, "on_train_start", spying)
+    result = psm.pretrain(tmp_path / "a", **small, predictor={"hidden_dim": 7, "lr_factor": 1e-9})
+    after = read_checkpoint(result.out / "checkpoints" / "last.ckpt")["state_dict"]
+    for name, value in before.items():
+        if not name.startswith("target.") and value.ndim > 1:
+            still = torch.allclose(after[f"networks.{name}"], value, 0, 1e-6)
+            assert still == name.startswith("predictor."), name
+    assert before["predictor.0.weight"].shape == (7, 12)

@@ -57,6 +57,6 @@ def build_networks(
         torch.manual_seed(derived_seed(config.seed, "weights"))
         backbone = create_encoder(config.encoder, config.stem, size) if encoder is None else as_encoder(encoder, size)
         projector = projection_head(backbone.width, heads.hidden_dim, heads.out_dim)
-        enabled = method.predictor.enabled
-        predictor = prediction_head(heads.out_dim, heads.hidden_dim, heads.out_dim) if enabled else None
+        hidden = method.predictor.hidden_dim or heads.hidden_dim
+        predictor = prediction_head(heads.out_dim, hidden, heads.out_dim) if method.predictor.enabled else None
         return SiameseNetworks(backbone, projector, predictor, method.target.enabled)

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from psm.config.parts import setting
 from psm.mining.memory_bank import INDEXES
+from psm.utils.schedule import MOMENTUM_SCHEDULES
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,12 @@ class TargetSettings:
 
     enabled: bool = setting(True, "keys come from a target network; false: from the online network")
     momentum: float = setting(0.99, "share of itself that the target keeps at each step (EMA)", at_least=0, at_most=1)
+    schedule: str = setting(
+        "constant",
+        "constant, or cosine: the momentum rises from its value to 1 at the last step",
+        choices=MOMENTUM_SCHEDULES,
+        neutral=True,
+    )
     views: str = setting(
         "same",
         "what the target sees: same, the views of the online network; weak, the same crops and flips without color "
@@ -45,3 +52,5 @@ class PredictorSettings:
     """The predictor, which makes queries from online projections."""
 
     enabled: bool = setting(True, "queries are predictions of the other view's projection")
+    hidden_dim: int = setting(0, "width of its hidden layer; 0: heads.hidden_dim", at_least=0, neutral=True)
+    lr_factor: float = setting(1.0, "its learning rate over that of the other networks", above=0, neutral=True)

@@ -114,6 +114,13 @@ class MethodSpec:
             yield "loss.soft_weight=0 and loss.hard_weight=0 leave nothing to learn from: keep one of them."
         for kind in KINDS:
             yield from getattr(self, kind).validate(self)
+        if not self.predictor.enabled and (self.predictor.hidden_dim or self.predictor.lr_factor != 1):
+            yield (
+                "predictor.hidden_dim and predictor.lr_factor are about a predictor, and there is none: give "
+                "predictor.enabled=true."
+            )
+        if self.target.schedule != "constant" and not self.target.enabled:
+            yield f"target.schedule={self.target.schedule} has no target network to slow: give target.enabled=true."
         if self.target.views == "weak" and not self.target.enabled:
             yield "target.views=weak is about what a target network sees, and there is none: give target.enabled=true."
         if bank.index != "exact" and not self.num_mined:

@@ -24,7 +24,7 @@ from psm.training.optim import adapt_loaded_state, build_optimizer
 from psm.training.user_callbacks import plain_states
 from psm.utils.devices import without_autocast
 from psm.utils.errors import UserError
-from psm.utils.schedule import learning_rate
+from psm.utils.schedule import learning_rate, target_momentum
 from psm.utils.seeding import derived_seed, generator, seed_networks
 from psm.views.transform import Views
 
@@ -170,7 +170,13 @@ class PretrainModule(lightning.LightningModule):
         )
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        return build_optimizer((p for p in self.networks.parameters() if p.requires_grad), self.config.optim)
+        predictor = self.networks.predictor
+        return build_optimizer(
+            (p for p in self.networks.parameters() if p.requires_grad),
+            self.config.optim,
+            scaled=() if predictor is None else predictor.parameters(),
+            lr_factor=self.method.predictor.lr_factor,
+        )
 
     def on_train_start(self) -> None:
         adapt_loaded_state(self.trainer.optimizers[0])
@@ -184,7 +190,7 @@ class PretrainModule(lightning.LightningModule):
     def _set_learning_rate(self, step: int) -> None:
         """Set the rate of the step that comes next. Callbacks of that step see it, as with a Lightning scheduler."""
         for group in self.trainer.optimizers[0].param_groups:
-            group["lr"] = self.learning_rate(step)
+            group["lr"] = self.learning_rate(step) * group.get("lr_factor", 1.0)
 
     def description(self) -> dict[str, Any]:
         """The run's configuration and data, stored in every checkpoint."""
@@ -250,7 +256,9 @@ class PretrainModule(lightning.LightningModule):
         would miss these updates.
         """
         super().optimizer_step(*args, **kwargs)
-        self.networks.update_target(self.method.target.momentum)
+        target = self.method.target
+        step = self.trainer.global_step  # Lightning counts this step after it
+        self.networks.update_target(target_momentum(step, self.total_steps, target.momentum, target.schedule))
         if self.bank is not None:
             self.bank.enqueue(self.outputs.keys, self.outputs.ids)
         self._set_learning_rate(self.trainer.global_step + 1)
