@@ -137,9 +137,9 @@ def without_pnsm(**groups: Any) -> Any:
     return get_method("psm", sampler="none", **groups)
 
 
-def pair_loss(pair: Any, spec: Any, bank: Any = None, ids: Any = None, generator: Any = None) -> Any:
+def pair_loss(pair: Any, spec: Any, bank: Any = None, ids: Any = None, generator: Any = None, **more: Any) -> Any:
     """The loss of one direction, on vectors that are taken as they are."""
-    return spec.build_loss().on_batch(MiningBatch(*pair, ids=ids, bank=bank, generator=generator))
+    return spec.build_loss().on_batch(MiningBatch(*pair, ids=ids, bank=bank, generator=generator, **more))
 
 
 def batch_loss(embeddings: Any, spec: Any, bank: Any = None, ids: Any = None, generator: Any = None) -> Any:

@@ -17,12 +17,12 @@ def nearest(key: Any, bank: Any, k: Any, bank_ids: Any = None, own: Any = None) 
     return ranked[:k] if len(ranked) >= k else []
 
 
-def soft_weights(similarities: Any, weighting: Any) -> Any:
+def soft_weights(similarities: Any, weighting: Any, temperature: Any = 1.0) -> Any:
     """Eq. 5 and figure 5, as a list of numbers."""
     k = len(similarities)
     if k == 0:
         return []
-    exponentials = [math.exp(s) for s in similarities]
+    exponentials = [math.exp(s / temperature) for s in similarities]
     weights = [e / sum(exponentials) for e in exponentials]
     survivors = [i for i, w in enumerate(weights) if not w < 1 / k - 1e-12]
     if weighting == "V1":
@@ -61,23 +61,50 @@ def soft_loss(
     bank_ids: Any = None,
     ids: Any = None,
     keep: Any = None,
+    weight_temperature: Any = 1.0,
+    min_similarity: Any = -1.0,
+    agree_with: Any = None,
+    shares: Any = None,
+    mass: Any = None,
+    in_denominator: Any = True,
 ) -> Any:
-    """Eq. 6, the mean over queries. ``keep(i, l, j)``: whether PNSM keeps candidate j (0: the key) of image l."""
+    """Eq. 6, the mean over queries. ``keep(i, l, j)``: whether PNSM keeps candidate j (0: the key) of image l.
+
+    ``agree_with``: keys of the queries' view, which must mine a row too. ``shares`` (N, k): how much of each row is
+    mixed with the key. ``mass(positive, negatives)``: what the negatives weigh, by default their sum.
+    ``in_denominator``: whether the positives stand in it.
+    """
     count = len(query)
-    candidates = []
+    candidates, rows = [], []
     for i in range(count):
-        found = nearest(key[i], bank, k, bank_ids, None if ids is None else ids[i]) if k else []
-        candidates.append([key[i]] + [bank[j] for j in found])
+        own = None if ids is None else ids[i]
+        found = nearest(key[i], bank, k, bank_ids, own) if k else []
+        places = [place for place, j in enumerate(found) if cosine(key[i], bank[j]) >= min_similarity]
+        if agree_with is not None:
+            others = nearest(agree_with[i], bank, k, bank_ids, own)
+            places = [place for place in places if found[place] in others]
+        rows.append([bank[found[place]] for place in places])
+        mixed = rows[-1]
+        if shares is not None:
+            mixed = []
+            for place in places:
+                x, row = float(shares[i, place]), bank[found[place]]
+                vector = x * row / row.norm() + (1 - x) * key[i] / key[i].norm()
+                mixed.append(vector / vector.norm())
+        candidates.append([key[i], *mixed])
     total = 0.0
     for i in range(count):
-        mined = candidates[i][1:]
-        weights = [1.0, *soft_weights([float(cosine(projection[i], m)) for m in mined], weighting)]
-        denominator = sum(torch.exp(cosine(query[i], c) / temperature) for c in candidates[i])
+        similarities = [float(cosine(projection[i], m)) for m in rows[i]]
+        weights = [1.0, *soft_weights(similarities, weighting, weight_temperature)]
+        exponentials = [torch.exp(cosine(query[i], c) / temperature) for c in candidates[i]]
+        negatives = []
         for image in range(count):
             if image != i:
                 for j, candidate in enumerate(candidates[image]):
                     if keep is None or keep(i, image, j):
-                        denominator = denominator + torch.exp(cosine(query[i], candidate) / temperature)
+                        negatives.append(torch.exp(cosine(query[i], candidate) / temperature))
+        denominator = sum(exponentials) if in_denominator else 0.0
+        denominator = denominator + (sum(negatives) if mass is None else mass(exponentials[0], negatives))
         for weight, positive in zip(weights, candidates[i], strict=True):
             total = total - weight * torch.log(torch.exp(cosine(query[i], positive) / temperature) / denominator)
     return total / count

@@ -14,6 +14,9 @@ from psm.utils.schedule import target_momentum
 
 CHOICES: dict[str, dict[str, Any]] = {
     "weak target, rising momentum": {"target": {"views": "weak", "momentum": 0.9, "schedule": "cosine"}},
+    "positives": {
+        "positives": {"k": 2, "mix": True, "agree": True, "temperature": 0.1, "min_similarity": -0.5, "start": 0.4}
+    },
     "another predictor": {"predictor": {"hidden_dim": 16, "lr_factor": 10.0}},
 }
 

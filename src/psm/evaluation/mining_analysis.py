@@ -134,8 +134,10 @@ def mine(snapshot: RunSnapshot, queries: Embedded, others: Embedded) -> Mining:
 
 
 def soft_parts(method: MethodSpec) -> tuple[PositiveRule, NegativeSource]:
-    """Positives and negatives of the method's own term, or of L_hard where that is the only one."""
-    return (method.positives, method.negatives) if method.loss.soft_weight else (ViewPositives(), ViewNegatives())
+    """Positives and negatives of the method's own term, or of L_hard where that is the only one, without draws."""
+    if not method.loss.soft_weight:
+        return ViewPositives(), ViewNegatives()
+    return method.positives.without_draws(), method.negatives
 
 
 def mining_batch(snapshot: RunSnapshot, images: Embedded) -> MiningBatch:

@@ -19,6 +19,8 @@ class MiningBatch(NamedTuple):
     bank: MemoryBank | None = None  # only read
     generator: torch.Generator | None = None  # decides the draws of PNSM and MoCHi
     allow_self: bool = False  # let a query meet stale copies of its own image in the bank
+    positive_generator: torch.Generator | None = None  # decides the draws of the positives; None: ``generator``
+    progress: float = 1.0  # share of the run's steps that are done
 
     @property
     def exclude_ids(self) -> Tensor | None:

@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -46,6 +46,15 @@ class PositiveRule(Part, ABC):
     def __call__(self, batch: MiningBatch) -> Positives:
         raise NotImplementedError
 
+    def without_draws(self) -> "PositiveRule":
+        """The rule as analyses apply it to plain views: nothing is drawn, and one view is enough."""
+        return self
+
+    @property
+    def remark(self) -> str:
+        """Sentences for pages on what a step does beyond ``without_draws``."""
+        return ""
+
 
 POSITIVES: PartRegistry[PositiveRule] = PartRegistry("positives", "rule", PositiveRule)  # type: ignore[type-abstract]
 
@@ -87,25 +96,25 @@ class SoftWeights:
     """One way to weigh mined positives (figure 5)."""
 
     meaning: str
-    weigh: Callable[[Tensor], Tensor]  # softmax weights (N, k) to weights (N, k)
+    weigh: Callable[[Tensor, Tensor | int], Tensor]  # softmax weights (N, k) and how many rows count to weights (N, k)
 
 
-def _survivors(weights: Tensor) -> Tensor:
+def _survivors(weights: Tensor, k: Tensor | int) -> Tensor:
     """1 where a softmax weight is at least 1/k, else 0; equal weights survive in spite of rounding."""
-    return (weights >= (1 - 8 * torch.finfo(weights.dtype).eps) / weights.shape[1]).to(weights.dtype)
+    return (weights >= (1 - 8 * torch.finfo(weights.dtype).eps) / k).to(weights.dtype)
 
 
-def _equal_survivors(weights: Tensor) -> Tensor:
-    survivors = _survivors(weights)
+def _equal_survivors(weights: Tensor, k: Tensor | int) -> Tensor:
+    survivors = _survivors(weights, k)
     return survivors / survivors.sum(1, keepdim=True)
 
 
 SOFT_WEIGHTS: dict[str, SoftWeights] = {
-    "V0": SoftWeights("softmax of the similarities (eq. 5)", lambda weights: weights),
-    "V1": SoftWeights("V0 with weights under 1/k set to 0", lambda weights: weights * _survivors(weights)),
+    "V0": SoftWeights("softmax of the similarities (eq. 5)", lambda weights, k: weights),
+    "V1": SoftWeights("V0 with weights under 1/k set to 0", lambda weights, k: weights * _survivors(weights, k)),
     "V2": SoftWeights("the k' survivors of V1 get 1/k' each", _equal_survivors),
     "V3": SoftWeights("the survivors of V1 get 1 each", _survivors),
-    "V4": SoftWeights("all k get 1", torch.ones_like),
+    "V4": SoftWeights("all k get 1", lambda weights, k: torch.ones_like(weights)),
 }
 
 
@@ -116,19 +125,58 @@ class NeighborPositives(PositiveRule):
 
     k: int = setting(5, "how many bank rows are mined (eq. 3)", at_least=0)
     weights: str = setting("V0", "weights of the mined rows, V0 (eq. 5) to V4 (figure 5)", choices=tuple(SOFT_WEIGHTS))
+    temperature: float = setting(1.0, "what similarities are divided by in eq. 5", above=0, neutral=True)
+    mix: bool = setting(
+        False, "pull to mined rows mixed with the key, each by a share drawn from (0, 1) (MNN)", neutral=True
+    )
+    agree: bool = setting(False, "drop rows of images that the key of the query's view did not mine", neutral=True)
+    min_similarity: float = setting(
+        -1.0, "drop rows less similar to the key than this", at_least=-1, at_most=1, neutral=True
+    )
+    start: float = setting(0.0, "share of the steps before anything is mined", at_least=0, at_most=1, neutral=True)
 
     @property
     def num_mined(self) -> int:
         return self.k
 
     def __call__(self, batch: MiningBatch) -> Positives:
+        key = single(batch.key, batch.ids, mined=False)
         if not self.k:
-            return single(batch.key, batch.ids, mined=False)
+            return key
+        if batch.progress < self.start:
+            zero = batch.key.new_zeros(())
+            return key._replace(metrics={"mined_similarity": zero, "mined_share": zero})
         mined = batch.require_bank("positives.rule=knn").search(batch.key.detach(), self.k, batch.exclude_ids)
-        return with_neighbors(batch, mined, self.weights)
+        positives = with_neighbors(batch, mined, self.weights, self.temperature, self._usable(batch, mined))
+        return mix_with_key(positives, batch) if self.mix else positives
+
+    def _usable(self, batch: MiningBatch, mined: Mined) -> Tensor | None:
+        """Mask (N, k) of the rows that count; None: all that were found."""
+        usable = None if self.min_similarity == -1 else mined.similarity >= self.min_similarity
+        if not self.agree:
+            return usable
+        if batch.query_view_key is None:
+            raise ValueError("positives.agree=true compares what both views mine: pass query_view_key.")
+        bank = batch.require_bank("positives.rule=knn")
+        other = bank.search(batch.query_view_key.detach(), self.k, batch.exclude_ids)
+        agreed = (mined.ids[:, :, None] == other.ids[:, None]).any(2)
+        return agreed if usable is None else usable & agreed
+
+    @property
+    def remark(self) -> str:
+        mixed = ["In training the rows are mixed with the key."] if self.mix else []
+        agreed = ["In training only images that both views mine count."] if self.agree else []
+        return " ".join([*mixed, *agreed])
+
+    def without_draws(self) -> "NeighborPositives":
+        return replace(self, mix=False, agree=False, start=0.0)
 
     def describe(self) -> str:
-        return f"key + {self.k} bank rows ({self.weights})"
+        words = [self.weights, *(["mixed"] if self.mix else []), *(["agreed"] if self.agree else [])]
+        words += [] if self.temperature == 1 else [f"t={self.temperature:g}"]
+        words += [] if self.min_similarity == -1 else [f"s ≥ {self.min_similarity:g}"]
+        words += [f"from {self.start:.0%} on"] if self.start else []
+        return f"key + {self.k} bank rows ({', '.join(words)})"
 
 
 def single(vectors: Tensor, ids: Tensor | None, mined: bool) -> Positives:
@@ -138,32 +186,78 @@ def single(vectors: Tensor, ids: Tensor | None, mined: bool) -> Positives:
     return Positives(vectors[:, None], ones, ones.bool(), columns, first_mined=0 if mined else 1)
 
 
-def with_neighbors(batch: MiningBatch, mined: Mined, weights: str = "V0") -> Positives:
-    """The key with weight 1, and the mined rows with soft weights from the query's projection z1 (eq. 5, 6)."""
+def with_neighbors(
+    batch: MiningBatch, mined: Mined, weights: str = "V0", temperature: float = 1.0, usable: Tensor | None = None
+) -> Positives:
+    """The key with weight 1, and the mined rows with soft weights from the query's projection z1 (eq. 5, 6).
+
+    Args:
+        batch: the queries.
+        mined: their rows.
+        weights: V0 to V4.
+        temperature: of eq. 5.
+        usable: (N, k) mask of the rows that count; the weights are those of eq. 5 over these alone. None: all.
+    """
     vectors = mined.vectors.to(batch.key.dtype)
     similarity = torch.einsum("nd,nkd->nk", normalize(batch.projection.detach(), dim=1), vectors)
     found = mined.found[:, None].expand_as(similarity)
+    found = found if usable is None else found & usable
+    weighed = soft_weights(similarity, weights, temperature, None if usable is None else found)
     key = single(batch.key, batch.ids, mined=False)
     return Positives(
         torch.cat([key.vectors, vectors], 1),
-        torch.cat([key.weights, soft_weights(similarity, weights).masked_fill(~found, 0.0)], 1),
+        torch.cat([key.weights, weighed.masked_fill(~found, 0.0)], 1),
         torch.cat([key.mask, found], 1),
-        None if key.ids is None else torch.cat([key.ids, mined.ids], 1),
+        None if key.ids is None else torch.cat([key.ids, mined.ids.masked_fill(~found, -1)], 1),
         first_mined=1,
-        metrics=mined_metrics(mined),
+        metrics=mined_metrics(mined, None if usable is None else found),
     )
 
 
 @torch.no_grad()
-def soft_weights(similarity: Tensor, weights: str = "V0") -> Tensor:
-    """w_1..w_k from the similarities (N, k) of the mined rows to z1: eq. 5 and its variants of figure 5."""
+def soft_weights(
+    similarity: Tensor, weights: str = "V0", temperature: float = 1.0, usable: Tensor | None = None
+) -> Tensor:
+    """w_1..w_k from the similarities (N, k) of the mined rows to z1: eq. 5 and its variants of figure 5.
+
+    Args:
+        similarity: (N, k).
+        weights: V0 to V4.
+        temperature: what similarities are divided by; the paper has none, that is 1.
+        usable: (N, k) mask of the rows that count, where not all do; k is then their number.
+    """
     if weights not in SOFT_WEIGHTS:
         raise ValueError(f"weights {weights!r} are unknown: choose one of {', '.join(SOFT_WEIGHTS)}")
-    return SOFT_WEIGHTS[weights].weigh(similarity.softmax(1))
+    logits = similarity if temperature == 1 else similarity / temperature
+    if usable is None:
+        return SOFT_WEIGHTS[weights].weigh(logits.softmax(1), logits.shape[1])
+    shares = logits.masked_fill(~usable, -torch.inf).softmax(1)
+    return SOFT_WEIGHTS[weights].weigh(shares, usable.sum(1, keepdim=True)).masked_fill(~usable, 0.0)
 
 
-def mined_metrics(mined: Mined) -> dict[str, Tensor]:
-    """Mean similarity of the mined rows to the key, and the share of queries for which k rows were found."""
+def mix_with_key(positives: Positives, batch: MiningBatch) -> Positives:
+    """Mined rows mixed with the key: normalize(x row + (1 - x) key), x uniform in (0, 1) for each row (MNN).
+
+    No gradient flows through them. Weights stay those of the rows as they were mined.
+    """
+    key, rows = positives.vectors[:, :1], positives.vectors[:, positives.first_mined :]
+    draws = batch.generator if batch.positive_generator is None else batch.positive_generator
+    x = torch.rand((*rows.shape[:2], 1), generator=draws, device=rows.device).to(rows.dtype)
+    mixed = normalize(x * rows + (1 - x) * key.detach(), dim=2)
+    return positives._replace(vectors=torch.cat([key, mixed], 1))
+
+
+def mined_metrics(mined: Mined, usable: Tensor | None = None) -> dict[str, Tensor]:
+    """Mean similarity of the mined rows to the key, and the share of queries for which k rows were found.
+
+    Where only rows that are ``usable`` (N, k) count, the share is that of all rows.
+    """
+    if usable is not None:
+        count = usable.to(mined.similarity.dtype)
+        return {
+            "mined_similarity": (mined.similarity * count).sum() / count.sum().clamp(min=1),
+            "mined_share": count.mean(),
+        }
     found = mined.found.to(mined.similarity.dtype)
     return {
         "mined_similarity": mined.similarity.mean(1).sum() / found.sum().clamp(min=1),

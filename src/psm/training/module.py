@@ -81,6 +81,8 @@ def step_loss(
     draws: torch.Generator | None,
     chunk: int | None = None,
     target_views: Tensor | None = None,
+    positive_draws: torch.Generator | None = None,
+    progress: float = 1.0,
 ) -> tuple[Tensor, dict[str, Tensor], StepOutputs]:
     """The loss of the global batch, computed on every rank from the gathered embeddings.
 
@@ -91,6 +93,8 @@ def step_loss(
         draws: generator of the mining draws.
         chunk: images per forward pass with gradient caching; None for one pass.
         target_views: what the target network sees of this rank's images (2, B, 3, H, W); None: ``views``.
+        positive_draws: generator of the draws of the positives.
+        progress: share of the run's steps that are done.
 
     Returns:
         The loss (mean over both directions, at least float32), its metrics and the outputs kept for later.
@@ -99,7 +103,9 @@ def step_loss(
     joined = Embeddings(*(gather(x, dim=1) for x in embeddings))
     ids = gather(ids)
     with without_autocast(views.device):
-        loss, metrics = method_loss(joined, method.criterion, bank, ids, draws, method.loss.symmetric)
+        loss, metrics = method_loss(
+            joined, method.criterion, bank, ids, draws, method.loss.symmetric, positive_draws, progress
+        )
     return loss, metrics, StepOutputs(features.detach(), joined.projection.detach(), joined.key[1].detach(), ids)
 
 
@@ -238,6 +244,8 @@ class PretrainModule(lightning.LightningModule):
             draws,
             self.config.grad_cache_chunk,
             target_views,
+            positive_draws=generator(seed, "positives", step, device=self.device),
+            progress=step / self.total_steps,
         )
         self.step_metrics = {"loss": loss.detach(), **metrics, **self._purity()}
         self.epoch_mean.update(self.step_metrics)

@@ -176,9 +176,12 @@ def describe_method(method: MethodSpec, name: str, k: int) -> dict[str, Any]:
     }
 
 
+_LEGEND = "w: weight; s: similarity to the query."
+
+
 def _positives_text(method: MethodSpec, name: str, k: int) -> str:
     if method.num_mined:
-        return f"{_doc(method.positives)} w: weight; s: similarity to the query."
+        return " ".join(filter(None, (_doc(method.positives), method.positives.remark, _LEGEND)))
     candidates = "bank rows" if method.needs_bank else "of the other images looked at, those"
     return (
         f"{name} mines no positives. Not used by it, but there to be mined: the {k} {candidates} most similar to its "
