@@ -144,7 +144,7 @@ def pair_loss(pair: Any, spec: Any, bank: Any = None, ids: Any = None, generator
 
 def batch_loss(embeddings: Any, spec: Any, bank: Any = None, ids: Any = None, generator: Any = None) -> Any:
     """The loss of a batch as a training step takes it."""
-    return method_loss(embeddings, spec.build_loss(), bank, ids, generator, spec.loss.symmetric)
+    return method_loss(embeddings, spec.build_loss(), bank, ids, generator, **spec.loss_options)
 
 
 def golden(name: Any) -> Any:

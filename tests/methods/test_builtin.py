@@ -289,6 +289,7 @@ def test_parts_exchanged_by_key(method: str, keys: Any) -> None:
         ("dcl", {"weighting": {"tau": 1.0}}, "weighting.tau"),
         ("bcl", {"weighting": {"beta": 2.0}}, "weighting.beta"),
         ("mocov2", {"bank": {"index": "faiss"}}, "none are mined"),
+        ("vicreg", {"loss": {"redundancy_weight": 1.0}}, "leave it at 0"),
         ("simclr", {"predictor": {"lr_factor": 10.0}}, "give predictor.enabled=true"),
         ("psm", {"predictor": {"enabled": False, "hidden_dim": 64}}, "give predictor.enabled=true"),
         ("simclr", {"target": {"schedule": "cosine"}}, "no target network"),

@@ -13,11 +13,18 @@ from psm.utils.checkpoint_file import read_checkpoint
 from psm.utils.schedule import target_momentum
 
 CHOICES: dict[str, dict[str, Any]] = {
-    "weak target, rising momentum": {"target": {"views": "weak", "momentum": 0.9, "schedule": "cosine"}},
-    "positives": {
-        "positives": {"k": 2, "mix": True, "agree": True, "temperature": 0.1, "min_similarity": -0.5, "start": 0.4}
+    "one by one with two views": {
+        "positives": {"k": 2, "mix": True, "agree": True, "temperature": 0.1, "min_similarity": -0.5, "start": 0.4},
+        "target": {"views": "weak", "momentum": 0.9, "schedule": "cosine"},
+        "predictor": {"hidden_dim": 16, "lr_factor": 10.0},
     },
-    "another predictor": {"predictor": {"hidden_dim": 16, "lr_factor": 10.0}},
+    "three views": {
+        "views": {"count": 3},
+        "batch_size": 20,
+        "objective": "decoupled",
+        "weighting": "hard",
+        "loss": {"redundancy_weight": 5.0},
+    },
 }
 
 

@@ -35,6 +35,8 @@ SPECS = {name: get_method(name) for name in METHODS} | {
         "psm",
         positives={"k": 2, "mix": True, "agree": True, "temperature": 0.1, "min_similarity": -0.5},
         target={"views": "weak"},
+        weighting="hard",
+        loss={"redundancy_weight": 1.0},
     ),
 }
 

@@ -106,6 +106,7 @@ class Row(NamedTuple):
     bounds: Bounds = Bounds()
     open: str = ""
     named: bool = False
+    neutral: bool = False
 
     @property
     def optional(self) -> bool:
@@ -136,7 +137,7 @@ def rows(schema: Any, prefix: str = "") -> Iterator[Row]:
 
 def make_row(dotted: str, hint: Any, default: Any, metadata: Mapping[str, Any]) -> Row:
     """A field of a dataclass as a key; fields that `key` did not make have neither meaning nor bounds."""
-    more = {name: metadata[name] for name in ("bounds", "open", "named") if name in metadata}
+    more = {name: metadata[name] for name in ("bounds", "open", "named", "neutral") if name in metadata}
     return Row(dotted, type_name(hint), show(default), metadata.get("meaning", ""), hint, **more)
 
 

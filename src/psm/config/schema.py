@@ -56,10 +56,16 @@ class ImagesConfig(Generic[Unset]):
 
 @dataclass
 class ViewsConfig:
-    """Random augmentations of the two views of each image. None: as the preset says."""
+    """Random augmentations of the views of each image. None: as the preset says."""
 
     preset: str = key(
         "auto", "small (no blur), large (with blur) or auto: small below 64 pixels", choices=("auto", "small", "large")
+    )
+    count: int = key(
+        2,
+        "views of each image in a batch; the loss is the mean over all ordered pairs of them",
+        at_least=2,
+        neutral=True,
     )
     size: int | None = key(None, "side of a view in pixels; none: that of the images", at_least=1)
     crop_scale: list[float] | None = key(
@@ -204,8 +210,8 @@ class PretrainSettings(Generic[Unset]):
     weighting: dict[str, Any] = key(
         dict, "what negatives weigh: weighting.name=sum, debiased, hard or bayesian", open="name"
     )
-    objective: dict[str, Any] = key(dict, "objective.name=contrastive, byol or vicreg", open="name")
-    loss: dict[str, Any] = key(dict, "temperature, soft_weight, hard_weight (lambda), symmetric")
+    objective: dict[str, Any] = key(dict, "objective.name=contrastive, decoupled, byol or vicreg", open="name")
+    loss: dict[str, Any] = key(dict, "temperature, soft_weight, hard_weight (lambda), symmetric, redundancy_weight")
     bank: dict[str, Any] = key(dict, "the memory bank: size, index, allow_self")
     target: dict[str, Any] = key(dict, "the target network: enabled, momentum (EMA), schedule, views")
     predictor: dict[str, Any] = key(dict, "the predictor: enabled, hidden_dim, lr_factor")

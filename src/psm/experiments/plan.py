@@ -301,13 +301,15 @@ def _off_by_default() -> dict[str, Any]:
     from psm.methods.spec import neutral_settings
 
     defaults = settings.to_dict(PretrainConfig()) | settings.to_dict(EvaluateConfig())
-    return neutral_settings() | {k: v for k, v in settings.flatten(defaults) if v is None or v is False or v == []}
+    marked = {row.key for schema in (PretrainConfig, EvaluateConfig) for row in settings.rows(schema) if row.neutral}
+    off = {k: v for k, v in settings.flatten(defaults) if v is None or v is False or v == [] or k in marked}
+    return neutral_settings() | off
 
 
 def _is_off(dotted: str, value: Any) -> bool:
     """True for a key left at a default that changes nothing: new keys of a later version then rename no run.
 
-    These are defaults of none, false or [], and those that a method's settings are marked with.
+    These are defaults of none, false or [], and those that are marked as neutral.
     """
     return dotted in _off_by_default() and value == _off_by_default()[dotted]
 

@@ -37,7 +37,7 @@ class ContrastiveLoss(nn.Module):
         negatives: negative source: ``views``, ``positives``, ``queries``, ``bank``, ``mochi`` or a ``NegativeSource``.
         sampler: which negatives are kept: ``pnsm``, ``none`` or a ``NegativeSampler``.
         weighting: what negatives weigh: ``sum``, ``debiased``, ``hard``, ``bayesian`` or a ``NegativeWeighting``.
-        objective: ``contrastive``, ``byol`` or an ``Objective``.
+        objective: ``contrastive``, ``decoupled``, ``byol`` or an ``Objective``.
         temperature: t, what similarities are divided by.
         soft_weight: weight of L_soft.
         hard_weight: lambda, weight of L_hard (eq. 7).
@@ -169,7 +169,8 @@ class _Term:
             return objective(logits, weights, mask, none).sum(), none.new_zeros(3)
         log_neg, kept, allowed = self._log_neg(anchors, logits[:, 0], tensors)
         with torch.no_grad():
-            chance = weights.sum(1) * (mask.sum(1) + kept).to(weights.dtype).log()
+            counted = mask.sum(1) + kept if objective.positives_in_denominator else kept.clamp(min=1)
+            chance = weights.sum(1) * counted.to(weights.dtype).log()
             sums = torch.stack([x.sum().to(chance.dtype) for x in (chance, kept, allowed)])
         return objective(logits, weights, mask, log_neg).sum(), sums
 

@@ -1,8 +1,10 @@
 """Losses as pure functions. The contrastive one works in log space: no exponential can overflow."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
-from torch.nn.functional import relu
+from torch.nn.functional import normalize, relu
 
 from psm.ops import masked_logsumexp
 
@@ -18,6 +20,15 @@ def contrastive_loss(logits: Tensor, weights: Tensor, mask: Tensor, log_neg: Ten
     """
     denominator = torch.logaddexp(masked_logsumexp(logits, mask), log_neg)
     return (weights.detach() * (denominator[:, None] - logits)).masked_fill(~mask, 0.0).sum(1)
+
+
+def decoupled_loss(logits: Tensor, weights: Tensor, mask: Tensor, log_neg: Tensor) -> Tensor:
+    """``contrastive_loss`` without the positives in the denominator: sum_i w_i (log_neg - l_i) (Yeh et al. 2022).
+
+    An anchor without negatives is pulled alone.
+    """
+    pushed = log_neg.masked_fill(log_neg == -torch.inf, 0.0)
+    return (weights.detach() * (pushed[:, None] - logits)).masked_fill(~mask, 0.0).sum(1)
 
 
 def byol_loss(similarity: Tensor, weights: Tensor, mask: Tensor) -> Tensor:
@@ -51,3 +62,26 @@ def vicreg_loss(
         joint = centered.T @ centered / (count - 1)
         redundancy = redundancy + (joint.square().sum() - joint.diagonal().square().sum()) / width
     return invariance * (z1 - z2).square().mean() + variance * hinge + covariance * redundancy
+
+
+def redundancy_loss(pairs: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
+    """All4One's redundancy term: the dimensions of two views correlate with themselves and with no other.
+
+    C = normalize(key)^T normalize(z), both over the batch; the term is half the root mean square of C_ii - 1 and half
+    that of C_ij, i != j, the means taken over all pairs too.
+
+    Args:
+        pairs: projections (N, D) and keys (N, D) of another view, of each direction; not normalized.
+    """
+    half = (torch.bfloat16, torch.float16)
+    on, off = [], []
+    for pair in pairs:
+        z, key = (normalize(x.float() if x.dtype in half else x, dim=0) for x in pair)
+        width = z.shape[1]
+        joint = key.T @ z
+        diagonal = joint.diagonal()
+        on.append((diagonal - 1).square().mean())
+        off.append((joint.square().sum() - diagonal.square().sum()) / max(1, width * (width - 1)))
+    tiny = torch.finfo(on[0].dtype).tiny  # the root has no gradient at 0
+    roots = [torch.stack(part).mean().clamp(min=tiny).sqrt() for part in (on, off)]
+    return torch.stack(roots).mean()

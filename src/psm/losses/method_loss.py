@@ -6,10 +6,11 @@ import torch
 from torch import Tensor
 
 from psm.losses.contrastive import ContrastiveLoss, LossOutput
+from psm.losses.functional import redundancy_loss
 from psm.losses.objectives import ProjectionObjective
 from psm.mining.batch import MiningBatch
 from psm.mining.memory_bank import MemoryBank
-from psm.models.outputs import Embeddings, view_pairs
+from psm.models.outputs import Embeddings, directions, view_pairs
 
 
 def method_loss(
@@ -21,25 +22,36 @@ def method_loss(
     symmetric: bool = True,
     positive_generator: torch.Generator | None = None,
     progress: float = 1.0,
+    redundancy_weight: float = 0.0,
 ) -> LossOutput:
     """The loss of a batch.
 
     Args:
-        embeddings: of two views, (2, N, D) each, not normalized.
+        embeddings: of V views, (V, N, D) each, not normalized.
         loss: of one direction, or of the projections.
         bank: what is mined from; only read.
         ids: (N,) ids of the images.
         generator: source of the draws of PNSM and MoCHi.
-        symmetric: mean of both directions; False: view 1 to view 2 alone.
+        symmetric: mean of all directions between the views; False: from view 1 alone.
         positive_generator: source of the draws of the positives, so that they change no other; None: ``generator``.
         progress: share of the run's steps that are done, for rules that start late.
+        redundancy_weight: of All4One's term beside the loss, over the same directions.
     """
+    pairs = directions(len(embeddings.projection), symmetric)
     if isinstance(loss, ProjectionObjective):
-        return LossOutput(loss.on_projections(*embeddings.projection), {})
+        z = embeddings.projection
+        return LossOutput(torch.stack([loss.on_projections(z[a], z[b]) for a, b in pairs if a < b]).mean(), {})
     common: dict[str, Any] = {
         **{"ids": ids, "bank": bank, "generator": generator},
-        **{"positive_generator": positive_generator, "progress": progress},
+        **{"positive_generator": positive_generator, "progress": progress, "searches": {}},
     }
-    outputs = [loss.on_batch(MiningBatch(*pair, **common)) for pair in view_pairs(embeddings, symmetric)]
+    outputs = [
+        loss.on_batch(MiningBatch(*pair, **common, views=views))
+        for pair, views in zip(view_pairs(embeddings, symmetric), pairs, strict=True)
+    ]
+    total = torch.stack([output.loss for output in outputs]).mean()
     metrics = {name: torch.stack([o.metrics[name] for o in outputs]).mean() for name in outputs[0].metrics}
-    return LossOutput(torch.stack([output.loss for output in outputs]).mean(), metrics)
+    if redundancy_weight:
+        term = redundancy_loss([(embeddings.projection[a], embeddings.key[b].detach()) for a, b in pairs])
+        total, metrics = total + redundancy_weight * term, metrics | {"redundancy": term.detach()}
+    return LossOutput(total, metrics)

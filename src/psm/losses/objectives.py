@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from psm.config.parts import Part, PartRegistry, setting
-from psm.losses.functional import byol_loss, contrastive_loss, vicreg_loss
+from psm.losses.functional import byol_loss, contrastive_loss, decoupled_loss, vicreg_loss
 
 
 @dataclass(frozen=True)
@@ -17,6 +17,7 @@ class Objective(Part, ABC):
     """Base of the objectives over anchors, their positives and negatives."""
 
     uses_negatives = True  # False: neither negatives nor a temperature
+    positives_in_denominator = True  # False: negatives alone; decides what guessing would give
 
     @abstractmethod
     def __call__(self, logits: Tensor, weights: Tensor, mask: Tensor, log_neg: Tensor) -> Tensor:
@@ -59,6 +60,11 @@ class ProjectionObjective(Objective):
                 f"objective.name={self.part_name} compares projections of one network: give target.enabled=false and "
                 "predictor.enabled=false."
             )
+        if method.loss.redundancy_weight:
+            yield (
+                f"loss.redundancy_weight is a term beside directions, and objective.name={self.part_name} has none: "
+                "leave it at 0."
+            )
         if method.positives.part_name != "view":
             yield (
                 f"positives.rule={method.positives.part_name} has no place in objective.name={self.part_name}: leave "
@@ -76,6 +82,17 @@ class Contrastive(Objective):
 
     def __call__(self, logits: Tensor, weights: Tensor, mask: Tensor, log_neg: Tensor) -> Tensor:
         return contrastive_loss(logits, weights, mask, log_neg)
+
+
+@OBJECTIVES.register("decoupled")
+@dataclass(frozen=True)
+class Decoupled(Objective):
+    """Contrastive without the positives in the denominator (decoupled contrastive learning)."""
+
+    positives_in_denominator = False
+
+    def __call__(self, logits: Tensor, weights: Tensor, mask: Tensor, log_neg: Tensor) -> Tensor:
+        return decoupled_loss(logits, weights, mask, log_neg)
 
 
 @OBJECTIVES.register("byol")

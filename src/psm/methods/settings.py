@@ -15,6 +15,12 @@ class LossSettings:
     soft_weight: float = setting(1.0, "weight of the method's own term (PSM: L_soft, eq. 6); 0 drops it", at_least=0)
     hard_weight: float = setting(1.0, "lambda, weight of L_hard (eq. 4, 7) beside it; 0 drops it", at_least=0)
     symmetric: bool = setting(True, "mean of both directions between the views; false: view 1 to view 2 alone")
+    redundancy_weight: float = setting(
+        0.0,
+        "weight of All4One's redundancy term (there 5): dimensions correlate with no other",
+        at_least=0,
+        neutral=True,
+    )
 
 
 @dataclass(frozen=True)

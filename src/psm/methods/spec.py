@@ -69,7 +69,13 @@ class MethodSpec:
     @property
     def metric_names(self) -> tuple[str, ...]:
         """Names of the metrics that the loss comes with."""
-        return self.criterion.metric_names if isinstance(self.criterion, ContrastiveLoss) else ()
+        names = self.criterion.metric_names if isinstance(self.criterion, ContrastiveLoss) else ()
+        return (*names, *(("redundancy",) if self.loss.redundancy_weight else ()))
+
+    @property
+    def loss_options(self) -> dict[str, Any]:
+        """What ``method_loss`` is told beside the criterion: how directions add up, and terms beside them."""
+        return {"symmetric": self.loss.symmetric, "redundancy_weight": self.loss.redundancy_weight}
 
     def override(self, overrides: Mapping[str, Any]) -> "MethodSpec":
         """A copy with some parts or settings changed, checked.

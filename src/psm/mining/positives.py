@@ -83,7 +83,7 @@ class NearestPositives(PositiveRule):
         return 1
 
     def __call__(self, batch: MiningBatch) -> Positives:
-        mined = batch.require_bank("positives.rule=nn").search(batch.key.detach(), 1, batch.exclude_ids)
+        mined = batch.search("positives.rule=nn", 1)
         vectors = torch.where(mined.found[:, None], mined.vectors[:, 0].to(batch.key.dtype), batch.key.detach())
         return single(vectors, mined.ids[:, 0], mined=True)._replace(metrics=mined_metrics(mined))
 
@@ -146,7 +146,7 @@ class NeighborPositives(PositiveRule):
         if batch.progress < self.start:
             zero = batch.key.new_zeros(())
             return key._replace(metrics={"mined_similarity": zero, "mined_share": zero})
-        mined = batch.require_bank("positives.rule=knn").search(batch.key.detach(), self.k, batch.exclude_ids)
+        mined = batch.search("positives.rule=knn", self.k)
         positives = with_neighbors(batch, mined, self.weights, self.temperature, self._usable(batch, mined))
         return mix_with_key(positives, batch) if self.mix else positives
 
@@ -155,10 +155,7 @@ class NeighborPositives(PositiveRule):
         usable = None if self.min_similarity == -1 else mined.similarity >= self.min_similarity
         if not self.agree:
             return usable
-        if batch.query_view_key is None:
-            raise ValueError("positives.agree=true compares what both views mine: pass query_view_key.")
-        bank = batch.require_bank("positives.rule=knn")
-        other = bank.search(batch.query_view_key.detach(), self.k, batch.exclude_ids)
+        other = batch.search("positives.agree=true", self.k, query_view=True)
         agreed = (mined.ids[:, :, None] == other.ids[:, None]).any(2)
         return agreed if usable is None else usable & agreed
 

@@ -1,6 +1,7 @@
-"""What the networks give for the two views of a batch, and the directed pairs that losses compare."""
+"""What the networks give for the views of a batch, and the directed pairs that losses compare."""
 
 from collections.abc import Iterator
+from itertools import permutations
 from typing import NamedTuple
 
 import torch
@@ -9,7 +10,7 @@ from torch.nn.functional import normalize
 
 
 class Embeddings(NamedTuple):
-    """Outputs of the networks for two views of N images, (2, N, D) each, view first; not normalized."""
+    """Outputs of the networks for V views of N images (two, usually), (V, N, D) each, view first; not normalized."""
 
     projection: Tensor  # z: projections of the online network
     query: Tensor  # q: predictions of the online network, z without predictor
@@ -25,13 +26,19 @@ class ViewPair(NamedTuple):
     query_view_key: Tensor  # key network's projection of the query's view: a negative for other images (eq. 4)
 
 
+def directions(views: int, symmetric: bool = True) -> list[tuple[int, int]]:
+    """Views of queries and keys: every ordered pair of views; if not symmetric, from the first view alone."""
+    pairs = list(permutations(range(views), 2))
+    return pairs if symmetric else [pair for pair in pairs if pair[0] == 0]
+
+
 def view_pairs(embeddings: Embeddings, symmetric: bool = True) -> Iterator[ViewPair]:
-    """The directed pairs of a batch: view 1 to view 2 and, if symmetric, view 2 to view 1.
+    """The directed pairs of a batch, in the order of ``directions``: view 1 to view 2 and, if symmetric, back.
 
     Half precision is converted to float32 before the vectors are normalized.
     """
     projection, query, key = (
         normalize(x.float() if x.dtype in (torch.bfloat16, torch.float16) else x, dim=-1) for x in embeddings
     )
-    for query_view, key_view in ((0, 1), (1, 0))[: 1 + symmetric]:
+    for query_view, key_view in directions(len(query), symmetric):
         yield ViewPair(query[query_view], key[key_view], projection[query_view], key[query_view])

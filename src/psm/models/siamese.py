@@ -27,8 +27,8 @@ class SiameseNetworks(nn.Module):
     """Online encoder, projector and predictor, trained by gradient, and a target encoder and projector.
 
     The target's parameters are an exponential moving average of the online ones (``update_target``). Its batch-norm
-    running statistics come from its own forward passes and are never averaged with the online network's. Both views
-    run through a network as one batch of 2N. Keys have a gradient only with neither target nor predictor.
+    running statistics come from its own forward passes and are never averaged with the online network's. All views
+    run through a network as one batch, of 2N for two. Keys have a gradient only with neither target nor predictor.
     """
 
     def __init__(
@@ -69,16 +69,16 @@ class SiameseNetworks(nn.Module):
     def forward(
         self, views: Tensor, grad_cache_chunk: int | None = None, target_views: Tensor | None = None
     ) -> tuple[Embeddings, Tensor]:
-        """Embed two views of N images.
+        """Embed V views of N images.
 
         Args:
-            views: (2, N, 3, H, W).
+            views: (V, N, 3, H, W).
             grad_cache_chunk: Images per forward pass; each chunk runs again in the backward pass, so that memory holds
                 the activations of one chunk (gradient caching). Batch norm sees one chunk at a time. None: all N.
-            target_views: (2, N, 3, H, W) what the target network sees of the same images; None: ``views``.
+            target_views: (V, N, 3, H, W) what the target network sees of the same images; None: ``views``.
 
         Returns:
-            The embeddings, (2, N, D) each, and the encoder's features (2N, F).
+            The embeddings, (V, N, D) each, and the encoder's features (VN, F).
         """
         chunk = grad_cache_chunk or views.shape[1]
         online = [part.flatten(0, 1) for part in views.split(chunk, dim=1)]

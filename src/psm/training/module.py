@@ -66,8 +66,8 @@ class RunningMean(nn.Module):
 class StepOutputs(NamedTuple):
     """Detached tensors of the latest step, for the bank update and for the epoch's diagnostics."""
 
-    features: Tensor  # (2B, F), encoder features of this rank's images
-    projection: Tensor  # (2, N, D), of the global batch
+    features: Tensor  # (VB, F), encoder features of V views of this rank's images
+    projection: Tensor  # (V, N, D), of the global batch
     keys: Tensor  # (N, D), keys of view 2
     ids: Tensor  # (N,), image ids
 
@@ -87,24 +87,31 @@ def step_loss(
     """The loss of the global batch, computed on every rank from the gathered embeddings.
 
     Args:
-        views: this rank's views (2, B, 3, H, W).
+        views: this rank's views (V, B, 3, H, W).
         ids: image ids (B,).
         bank: memory bank that samples are mined from, if the method has one.
         draws: generator of the mining draws.
         chunk: images per forward pass with gradient caching; None for one pass.
-        target_views: what the target network sees of this rank's images (2, B, 3, H, W); None: ``views``.
+        target_views: what the target network sees of this rank's images (V, B, 3, H, W); None: ``views``.
         positive_draws: generator of the draws of the positives.
         progress: share of the run's steps that are done.
 
     Returns:
-        The loss (mean over both directions, at least float32), its metrics and the outputs kept for later.
+        The loss (over all directions, at least float32), its metrics and the outputs kept for later.
     """
     embeddings, features = networks(views, chunk, target_views)
     joined = Embeddings(*(gather(x, dim=1) for x in embeddings))
     ids = gather(ids)
     with without_autocast(views.device):
         loss, metrics = method_loss(
-            joined, method.criterion, bank, ids, draws, method.loss.symmetric, positive_draws, progress
+            joined,
+            method.criterion,
+            bank,
+            ids,
+            draws,
+            positive_generator=positive_draws,
+            progress=progress,
+            **method.loss_options,
         )
     return loss, metrics, StepOutputs(features.detach(), joined.projection.detach(), joined.key[1].detach(), ids)
 
@@ -213,16 +220,15 @@ class PretrainModule(lightning.LightningModule):
         checkpoint["psm"] = self.description() | {"stopped_early": self.trainer.should_stop}
         checkpoint["callbacks"] = plain_states(checkpoint.get("callbacks", {}))
 
-    def two_views(self, batch: Batch) -> tuple[Tensor, Tensor | None]:
-        """Views (2, B, 3, H, W) of this rank's images, with parameters drawn for the global batch.
+    def make_views(self, batch: Batch) -> tuple[Tensor, Tensor | None]:
+        """Views (V, B, 3, H, W) of this rank's images, with parameters drawn for the global batch.
 
         And what the target network sees of them, where that differs (``target.views=weak``).
         """
         size = self.config.batch_size
         rows = rank_slice(size, self.trainer.global_rank, self.trainer.world_size)
-        draws = self.views.sample_params(
-            size, generator(self.config.seed, "views", batch.step), rows=rows, device=self.device
-        )
+        numbers = generator(self.config.seed, "views", batch.step)
+        draws = self.views.sample_params(size, numbers, self.config.views.count, rows=rows, device=self.device)
         views = self.views.apply(batch.images, draws, channels_last=self.channels_last).to(self.dtype)
         if self.method.target.views == "same":
             return views, None
@@ -234,7 +240,7 @@ class PretrainModule(lightning.LightningModule):
         # Dropout and stochastic depth draw from torch's global generator.
         seed_networks(derived_seed(seed, "networks", step, self.trainer.global_rank), self.device)
         draws = generator(seed, "negatives", step, device=self.device)
-        views, target_views = self.two_views(batch)
+        views, target_views = self.make_views(batch)
         loss, metrics, self.outputs = step_loss(
             self.networks,
             views,

@@ -100,11 +100,13 @@ def estimate_memory(module: PretrainModule, world_size: int) -> float | None:
     chunk = min(config.grad_cache_chunk or local, local)
     weights = sum(_bytes(p) for p in nets.parameters())
     learned = sum(_bytes(p) for p in nets.parameters() if p.requires_grad)
-    views = 2 * local * 3 * module.views.size**2 * 4
+    views = config.views.count * local * 3 * module.views.size**2 * 4
     bank = sum(_bytes(b) for b in module.bank.buffers()) if module.bank is not None else 0
     images = _store_bytes(module.images)
     optimizer = state_tensors(config.optim) * learned
-    return _BASE_BYTES + weights + learned + optimizer + 2 * views + bank + images + 2 * chunk * per_image
+    return (
+        _BASE_BYTES + weights + learned + optimizer + 2 * views + bank + images + config.views.count * chunk * per_image
+    )
 
 
 def activation_bytes(encoder: nn.Module, size: int) -> float | None:

@@ -1,0 +1,183 @@
+"""HCL's weighting under PSM, the decoupled denominator, the redundancy term, more than two views: against loops."""
+
+from itertools import permutations
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import psm.mining.pnsm
+import reference
+from helpers import batch_loss, close, filled, method, pair_loss, pair_of, random_vectors, without_pnsm
+from psm.losses.functional import redundancy_loss
+from psm.methods import METHODS, get_method
+from psm.mining.memory_bank import MemoryBank
+from psm.mining.pnsm import mine_negatives
+from psm.models.outputs import Embeddings, directions, view_pairs
+
+
+def inputs(seed: int, count: int = 5, width: int = 4, rows: int = 9) -> Any:
+    query, projection, key, other, bank = random_vectors(seed, *[(count, width)] * 4, (rows, width))
+    return query.requires_grad_(), projection, key, other, bank
+
+
+def hard_term(query: Any, key: Any, other: Any, mass: Any, keep: Any = None) -> Any:
+    """Eq. 4 with another weight of the negatives."""
+    total = 0.0
+    for i in range(len(query)):
+        positive = torch.exp(reference.cosine(query[i], key[i]) / 0.5)
+        negatives = [
+            torch.exp(reference.cosine(query[i], vectors[j]) / 0.5)
+            for j in range(len(query))
+            if j != i
+            for view, vectors in enumerate((key, other))
+            if keep is None or keep(i, j, view)
+        ]
+        total = total - torch.log(positive / (positive + mass(positive, negatives)))
+    return total / len(query)
+
+
+@settings(max_examples=20, deadline=None)
+@given(seed=st.integers(0, 9999), tau=st.sampled_from([0.0, 0.1]), beta=st.sampled_from([0.0, 1.0, 2.0]))
+def test_hard_weighting_under_psm_equals_loops(seed: int, tau: float, beta: float) -> None:
+    """Both terms weigh their own negatives; the key, not a mined row, is the positive that is subtracted."""
+    query, projection, key, other, bank = inputs(seed)
+    spec = without_pnsm(weighting={"name": "hard", "tau": tau, "beta": beta}, positives={"k": 2})
+    loss = pair_loss(pair_of(query, key, projection, other), spec, filled(bank)).loss
+    mass = reference.hard_mass(0.5, tau, beta)
+    slow = reference.soft_loss(query, projection, key, bank, 2, 0.5, mass=mass)
+    slow = slow + hard_term(query, key, other, mass)
+    assert close(loss, slow)
+    assert close(*(torch.autograd.grad(x, query)[0] for x in (loss, slow)))
+
+
+def test_hard_weighting_counts_what_pnsm_keeps(monkeypatch: pytest.MonkeyPatch) -> None:
+    query, projection, key, other, bank = inputs(3)
+    masks = []
+
+    def spying(*given: Any) -> Any:
+        masks.append(mine_negatives(*given))
+        return masks[-1]
+
+    monkeypatch.setattr(psm.mining.pnsm, "mine_negatives", spying)
+    spec = method(weighting="hard", positives={"k": 2}, sampler={"a": 3.0})
+    draws = torch.Generator().manual_seed(3)
+    loss = pair_loss(pair_of(query, key, projection, other), spec, filled(bank), None, draws).loss
+    soft, hard = (m.view(5, 5, -1) for m in masks)
+    mass = reference.hard_mass(0.5, 0.1, 1.0)
+    slow = reference.soft_loss(query, projection, key, bank, 2, 0.5, mass=mass, keep=lambda i, j, c: soft[i, j, c])
+    slow = slow + hard_term(query, key, other, mass, lambda i, j, view: hard[i, j, view])
+    assert 0 < soft.double().mean() < 1
+    assert close(loss, slow)
+    assert close(*(torch.autograd.grad(x, query)[0] for x in (loss, slow)))
+
+
+@settings(max_examples=20, deadline=None)
+@given(seed=st.integers(0, 9999), k=st.integers(0, 3), weighting=st.sampled_from(["sum", "hard"]))
+def test_decoupled_equals_loops(seed: int, k: int, weighting: str) -> None:
+    query, projection, key, other, bank = inputs(seed)
+    spec = without_pnsm(objective="decoupled", weighting=weighting, positives={"k": k}, loss={"hard_weight": 0.0})
+    loss = pair_loss(pair_of(query, key, projection, other), spec, filled(bank)).loss
+    mass = reference.hard_mass(0.5, 0.1, 1.0) if weighting == "hard" else None
+    slow = reference.soft_loss(query, projection, key, bank, k, 0.5, mass=mass, in_denominator=False)
+    assert close(loss, slow)
+    assert close(*(torch.autograd.grad(x, query)[0] for x in (loss, slow)))
+
+
+def test_decoupled_is_finite_without_negatives_and_knows_chance(monkeypatch: pytest.MonkeyPatch) -> None:
+    query, projection, key, other, bank = inputs(1)
+    spec = method(objective="decoupled")
+    with monkeypatch.context() as patched:
+        patched.setattr(psm.mining.pnsm, "mine_negatives", lambda s, *_: torch.zeros_like(s, dtype=torch.bool))
+        output = pair_loss(pair_of(query, key, projection, other), spec, filled(bank))
+        assert torch.isfinite(output.loss)
+        assert torch.isfinite(output.metrics["chance"])
+        assert torch.isfinite(torch.autograd.grad(output.loss, query)[0]).all()
+    ones = torch.ones(4, 6, dtype=torch.float64)
+    rows = filled(torch.ones(8, 6, dtype=torch.float64), torch.arange(8) + 50)
+    output = pair_loss(pair_of(ones, ones, ones, ones), spec, rows, torch.arange(4), torch.Generator().manual_seed(0))
+    assert close(output.loss, output.metrics["chance"])
+
+
+def slow_redundancy(pairs: Any) -> Any:
+    on, off = [], []
+    for z, key in pairs:
+        for a in range(z.shape[1]):
+            for b in range(z.shape[1]):
+                correlation = reference.cosine(key[:, a], z[:, b])
+                (on if a == b else off).append((correlation - float(a == b)) ** 2)
+    return (torch.sqrt(sum(on) / len(on)) + torch.sqrt(sum(off) / len(off))) / 2
+
+
+@settings(max_examples=20, deadline=None)
+@given(seed=st.integers(0, 9999), count=st.integers(2, 6), width=st.integers(2, 5))
+def test_redundancy_equals_loops(seed: int, count: int, width: int) -> None:
+    z1, z2, k1, k2 = random_vectors(seed, *[(count, width)] * 4)
+    z1.requires_grad_()
+    pairs = [(z1, k2), (z2, k1)]
+    loss, slow = redundancy_loss(pairs), slow_redundancy(pairs)
+    assert close(loss, slow)
+    assert close(*(torch.autograd.grad(x, z1)[0] for x in (loss, slow)))
+
+
+def test_no_redundancy_has_no_term_and_a_gradient_of_numbers() -> None:
+    z = torch.eye(4, dtype=torch.float64).requires_grad_()
+    loss = redundancy_loss([(z, z.detach())])
+    loss.backward()
+    assert close(loss, 0.0)
+    assert torch.isfinite(z.grad).all()
+
+
+def test_the_redundancy_term_is_added_to_the_loss() -> None:
+    projection, query, key = random_vectors(5, *[(2, 6, 5)] * 3)
+    projection.requires_grad_()
+    embeddings, bank = Embeddings(projection, query, key), filled(random_vectors(8, (20, 5))[0])
+    plain = batch_loss(embeddings, without_pnsm(), bank)
+    with_term = batch_loss(embeddings, without_pnsm(loss={"redundancy_weight": 2.0}), bank)
+    term = slow_redundancy([(projection[0], key[1]), (projection[1], key[0])])
+    assert close(with_term.loss, plain.loss + 2 * term)
+    assert close(with_term.metrics["redundancy"], term)
+    assert with_term.metrics.keys() - plain.metrics.keys() == {"redundancy"}
+    assert close(*(torch.autograd.grad(x, projection, retain_graph=True)[0] for x in (with_term.loss, 2 * term)))
+
+
+def test_directions_are_all_ordered_pairs() -> None:
+    assert directions(2) == [(0, 1), (1, 0)]
+    assert directions(2, symmetric=False) == [(0, 1)]
+    assert directions(3, symmetric=False) == [(0, 1), (0, 2)]
+    assert sorted(directions(4)) == sorted(permutations(range(4), 2))
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_the_loss_of_three_views_is_the_mean_over_their_pairs(name: str) -> None:
+    spec = get_method(name)
+    spec = get_method(name, sampler="none") if spec.objective.uses_negatives and name != "mochi" else spec
+    spec = get_method(name, negatives={"num_mix": 0, "num_mix_query": 0}) if name == "mochi" else spec
+    projection, query, key = random_vectors(2, *[(3, 6, 5)] * 3)
+    bank = filled(random_vectors(8, (20, 5))[0])
+    three = batch_loss(Embeddings(projection, query, key), spec, bank, torch.arange(6)).loss
+    pairs = [
+        batch_loss(Embeddings(*(x[[a, b]] for x in (projection, query, key))), spec, bank, torch.arange(6)).loss
+        for a, b in ((0, 1), (0, 2), (1, 2))
+    ]
+    assert close(three, sum(pairs) / 3)
+    assert len(list(view_pairs(Embeddings(projection, query, key)))) == 6
+
+
+def test_the_keys_of_a_view_are_searched_once_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever number of directions asks for them: two searches for two views that must agree, three for three."""
+    searches = []
+    search = MemoryBank.search
+
+    def counting(self: MemoryBank, *given: Any) -> Any:
+        searches.append(1)
+        return search(self, *given)
+
+    monkeypatch.setattr(MemoryBank, "search", counting)
+    bank = filled(random_vectors(8, (20, 5))[0])
+    for views, positives in ((2, {}), (2, {"agree": True}), (3, {"agree": True})):
+        searches.clear()
+        batch_loss(Embeddings(*random_vectors(2, *[(views, 6, 5)] * 3)), without_pnsm(positives=positives), bank)
+        assert len(searches) == views
