@@ -7,7 +7,7 @@ import pytest
 
 from psm.config import merge as settings
 from psm.config.schema import EvaluateConfig, PretrainConfig
-from psm.experiments.catalog import EXPERIMENTS
+from psm.experiments.catalog import EXPERIMENTS, PSM_WEIGHTS
 from psm.experiments.plan import data_name, make_plan, read_request, resolved
 from psm.experiments.presets import PRESETS
 from psm.methods.build import method_of
@@ -29,6 +29,8 @@ def test_every_configuration_of_every_preset_builds_and_composes(preset: Any) ->
 def test_the_paper_preset_has_the_papers_settings() -> None:
     runs = plan(preset="paper").runs
     assert {run.data for run in runs} == {"cifar10", "cifar100", "tiny-imagenet"}
+    rows = EXPERIMENTS["figure8"].configurations
+    assert all(row.settings.get("loss.weight_sum", PSM_WEIGHTS) == PSM_WEIGHTS for row in rows)
     for run in runs:
         full = resolved(run.settings)
         expected = {
@@ -116,7 +118,7 @@ def test_a_run_is_known_by_every_setting_that_matters() -> None:
 def test_a_setting_that_changes_nothing_is_no_part_of_a_name() -> None:
     """A version that adds a choice, off by default, finds the runs of the version before."""
     plain = plan("figure1", preset="smoke")
-    off = plan("figure1", preset="smoke", **{"target.views": "same"})
+    off = plan("figure1", preset="smoke", **{"target.views": "same", "views.count": 2, "heads.norm_last": "batch"})
     assert [run.name for run in off.runs] == [run.name for run in plain.runs]
     assert [entry.protocol for entry in off.entries] == [entry.protocol for entry in plain.entries]
     on = plan("figure1", preset="smoke", **{"target.views": "weak"})

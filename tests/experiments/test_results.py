@@ -49,8 +49,8 @@ def study(tmp_path: Path) -> Any:
     add_entries(study, found.entries)
     values = {
         "psm": (50.0, 51.0, 53.0),
-        "psm loss.hard_weight=0.0": (49.0, 50.5, 51.0),
-        "psm loss.soft_weight=0.0": (48.0, 47.0),
+        "psm loss.hard_weight=0.0 loss.weight_sum=3.0": (49.0, 50.5, 51.0),
+        "psm loss.soft_weight=0.0 loss.weight_sum=3.0": (48.0, 47.0),
     }
     for run in found.runs:
         if run.title in values and run.seed < len(values[run.title]):

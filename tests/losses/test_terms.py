@@ -181,3 +181,66 @@ def test_the_keys_of_a_view_are_searched_once_a_step(monkeypatch: pytest.MonkeyP
         searches.clear()
         batch_loss(Embeddings(*random_vectors(2, *[(views, 6, 5)] * 3)), without_pnsm(positives=positives), bank)
         assert len(searches) == views
+
+
+def scale_inputs() -> Any:
+    embeddings = Embeddings(*random_vectors(4, *[(2, 6, 5)] * 3))
+    return embeddings, filled(random_vectors(8, (20, 5))[0])
+
+
+def test_the_sum_of_directions_is_twice_their_mean() -> None:
+    embeddings, bank = scale_inputs()
+    mean, total = (batch_loss(embeddings, without_pnsm(loss={"reduction": how}), bank) for how in ("mean", "sum"))
+    assert total.loss == 2 * mean.loss
+    assert total.metrics["chance"] == 2 * mean.metrics["chance"]
+    assert total.metrics["mined_similarity"] == mean.metrics["mined_similarity"]
+    one = [
+        batch_loss(embeddings, without_pnsm(loss={"reduction": how, "symmetric": False}), bank).loss
+        for how in ("mean", "sum")
+    ]
+    assert one[0] == one[1]
+
+
+@pytest.mark.parametrize("weights", ["V0", "V1", "V2", "V3", "V4"])
+@pytest.mark.parametrize("hard", [0.0, 1.0, 5.0])
+def test_weights_sum_as_asked(weights: str, hard: float) -> None:
+    """The loss is divided by the weights that it has: those of L_soft in the mean over queries, and lambda."""
+    query, projection, key, other, bank = inputs(2)
+    pair, rows = pair_of(query, key, projection, other), filled(bank)
+    given = {"positives": {"weights": weights, "k": 3}}
+    plain, scaled = (
+        pair_loss(pair, without_pnsm(loss={"hard_weight": hard, "weight_sum": total}, **given), rows)
+        for total in (0.0, 1.0)
+    )
+    normal = [
+        reference.cosine(projection[i], rows.rows[j]) for i in range(5) for j in reference.nearest(key[i], bank, 3)
+    ]
+    total = (
+        sum(sum(reference.soft_weights([float(s) for s in normal[i : i + 3]], weights)) for i in range(0, 15, 3)) / 5
+    )
+    assert close(scaled.loss, plain.loss / (1 + total + hard))
+    assert close(scaled.metrics["chance"], plain.metrics["chance"] / (1 + total + hard))
+
+
+def test_psm_has_a_sum_of_three_once_its_bank_can_serve() -> None:
+    embeddings, bank = scale_inputs()
+    plain, three = (batch_loss(embeddings, without_pnsm(loss={"weight_sum": x}), bank).loss for x in (0.0, 3.0))
+    assert close(plain, three)
+    empty = MemoryBank(20, 5).double()
+    plain, three = (batch_loss(embeddings, without_pnsm(loss={"weight_sum": x}), empty).loss for x in (0.0, 3.0))
+    assert close(plain * 1.5, three)
+    control = without_pnsm(positives={"k": 0}, loss={"weight_sum": 3.0})  # the control at equal weight
+    assert close(batch_loss(embeddings, control, bank).loss, three)
+    byol = [batch_loss(embeddings, get_method("byol", loss={"weight_sum": x})).loss for x in (0.0, 2.0)]
+    assert close(2 * byol[0], byol[1])
+
+
+def test_the_hardest_of_mochi_as_a_share_of_the_bank() -> None:
+    embeddings, bank = scale_inputs()
+    spec = get_method("mochi", negatives={"num_hard": 5, "num_mix": 8, "num_mix_query": 3})
+    share = get_method("mochi", negatives={"hard_share": 0.25, "num_mix": 8, "num_mix_query": 3})
+    draws = (torch.Generator().manual_seed(1) for _ in range(2))
+    losses = [batch_loss(embeddings, s, bank, None, d).loss for s, d in zip((spec, share), draws, strict=True)]
+    assert losses[0] == losses[1]
+    assert get_method("mochi", negatives={"hard_share": 1 / 64}).negatives.num_hardest(4096) == 64
+    assert get_method("mochi").negatives.num_hardest(4096) == 1024

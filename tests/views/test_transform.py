@@ -572,6 +572,12 @@ def test_auto_goes_by_the_size_of_a_view(size: Any, held: Any, preset: Any, blur
     assert config.size == (size or held)
 
 
+def test_the_preset_of_simclr_takes_smaller_crops() -> None:
+    small, simclr = (plain_views(preset=name).settings for name in ("small", "simclr"))
+    assert simclr == replace(small, preset="simclr", crop_scale=[0.08, 1.0])
+    assert plain_views(preset="simclr").sample_params(200, generator()).crop_scale.min() < 0.1
+
+
 def test_a_set_value_overrides_the_preset_and_the_given_configuration_stays() -> None:
     given_config = ViewsConfig(preset="large", blur=0.0, crop_scale=[0.5, 0.9])
     config = Views(given_config, 32, ZERO, ONE).settings

@@ -59,7 +59,10 @@ class ViewsConfig:
     """Random augmentations of the views of each image. None: as the preset says."""
 
     preset: str = key(
-        "auto", "small (no blur), large (with blur) or auto: small below 64 pixels", choices=("auto", "small", "large")
+        "auto",
+        "small (crops from 0.2 of the area, no blur), large (with blur), simclr (small with crops from 0.08) or auto: "
+        "small below 64 pixels, large from there on",
+        choices=("auto", "small", "large", "simclr"),
     )
     count: int = key(
         2,
@@ -101,6 +104,13 @@ class HeadsConfig:
 
     hidden_dim: int = key(512, "width of the hidden layer", at_least=1)
     out_dim: int = key(128, "width of projections and predictions", at_least=2)
+    layers: int = key(2, "linear layers of the projector", at_least=1, neutral=True)
+    norm_last: str = key(
+        "batch",
+        "what a head ends in: batch norm, batch norm without scale and shift, or none: a linear layer with bias",
+        choices=("batch", "batch-no-affine", "none"),
+        neutral=True,
+    )
 
 
 @dataclass
@@ -211,7 +221,7 @@ class PretrainSettings(Generic[Unset]):
         dict, "what negatives weigh: weighting.name=sum, debiased, hard or bayesian", open="name"
     )
     objective: dict[str, Any] = key(dict, "objective.name=contrastive, decoupled, byol or vicreg", open="name")
-    loss: dict[str, Any] = key(dict, "temperature, soft_weight, hard_weight (lambda), symmetric, redundancy_weight")
+    loss: dict[str, Any] = key(dict, "temperature, soft_weight, hard_weight (lambda), symmetric, reduction, ...")
     bank: dict[str, Any] = key(dict, "the memory bank: size, index, allow_self")
     target: dict[str, Any] = key(dict, "the target network: enabled, momentum (EMA), schedule, views")
     predictor: dict[str, Any] = key(dict, "the predictor: enabled, hidden_dim, lr_factor")

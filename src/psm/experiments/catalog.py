@@ -52,6 +52,11 @@ _PURITY = {"monitor.purity": True}
 _PSM = {"method": "psm", **_PURITY}
 _SNCLR = {"method": "snclr", **_PURITY}
 
+# With batch norm a factor in the loss is a factor in the learning rate: rows that change the weights keep their sum.
+PSM_WEIGHTS = 3.0  # the key and its mined rows in L_soft weigh 2, the key in L_hard 1
+_EQUAL_SUM: dict[str, Any] = {"loss__weight_sum": PSM_WEIGHTS}
+_EQUAL_SUM_NOTE = "All rows at the same sum of weights, PSM's 3, so that they do not differ in their step size."
+
 
 def _psm(title: str, reference: str | None = None, value: float | None = None, **changes: Any) -> Configuration:
     """PSM with some keys changed (``positives__k=10`` for positives.k)."""
@@ -146,13 +151,16 @@ EXPERIMENTS: dict[str, Experiment] = {
             "table",
             (
                 _psm("PSM"),
-                _psm("without L_hard", "PSM", loss__hard_weight=0.0),
-                Configuration("without L_soft", {"method": "psm", "loss.soft_weight": 0.0}, "PSM"),
+                _psm("without L_hard", "PSM", loss__hard_weight=0.0, **_EQUAL_SUM),
+                Configuration(
+                    "without L_soft", {"method": "psm", "loss.soft_weight": 0.0, "loss.weight_sum": PSM_WEIGHTS}, "PSM"
+                ),
                 _psm("PPSM (without PNSM)", "PSM", sampler__name="none"),
             ),
             CIFAR,
             claim="Each part helps; without L_soft most is lost on CIFAR-10, without PNSM on CIFAR-100.",
-            note="For PPSM on CIFAR-100 the paper prints a difference of -1.72 beside numbers that differ by -1.78.",
+            note="For PPSM on CIFAR-100 the paper prints a difference of -1.72 beside numbers that differ by -1.78. "
+            + _EQUAL_SUM_NOTE,
             paper={
                 "cifar10": {
                     "PSM": (88.57, 99.59),
@@ -234,16 +242,14 @@ EXPERIMENTS: dict[str, Experiment] = {
             "bars",
             (
                 _psm("V0"),
-                _psm("V1", "V0", positives__weights="V1"),
-                _psm("V2", "V0", positives__weights="V2"),
-                _psm("V3", "V0", positives__weights="V3"),
-                _psm("V4", "V0", positives__weights="V4"),
+                *(_psm(v, "V0", positives__weights=v, **_EQUAL_SUM) for v in ("V1", "V2", "V3", "V4")),
             ),
             CIFAR,
             axis="weights of the mined positives",
             claim="V0 is best; V1 (weights under 1/k set to 0) loses most, V2 and V4 little.",
             note="V0: softmax of the similarities. V1: weights under 1/k set to 0. V2: the k' that are left get 1/k' "
-            "each. V3: they get 1 each. V4: all k get 1. The paper's figure gives no numbers to compare with.",
+            "each. V3: they get 1 each. V4: all k get 1. The paper's figure gives no numbers to compare with. "
+            + _EQUAL_SUM_NOTE,
         ),
         Experiment(
             "figure6",
@@ -279,13 +285,19 @@ EXPERIMENTS: dict[str, Experiment] = {
             "How does lambda, the weight of L_hard beside L_soft (eq. 7), matter?",
             "sweep",
             tuple(
-                _psm(f"λ = {x:g}", None if x == 1 else "λ = 1", x, **({} if x == 1 else {"loss__hard_weight": x}))
+                _psm(
+                    f"λ = {x:g}",
+                    None if x == 1 else "λ = 1",
+                    x,
+                    **({} if x == 1 else {"loss__hard_weight": x, **_EQUAL_SUM}),
+                )
                 for x in (0.0, 0.5, 1.0, 2.0, 5.0)
             ),
             CIFAR,
             axis="λ, weight of L_hard",
             claim="λ = 1 is best.",
-            note="The paper's text does not name the other values it tried. λ = 0 is PSM without L_hard (table 2).",
+            note="The paper's text does not name the other values it tried. λ = 0 is PSM without L_hard (table 2). "
+            + _EQUAL_SUM_NOTE,
         ),
     )
 }

@@ -43,6 +43,8 @@ class ContrastiveLoss(nn.Module):
         hard_weight: lambda, weight of L_hard (eq. 7).
         allow_self: let a query meet stale copies of its own image in the bank.
         detach_keys: keys carry no gradient, as with a target network or a predictor.
+        weight_sum: scale the loss so that the weights of a query's positives in both terms sum to this, in the mean
+            over the batch; 0: as they are.
     """
 
     def __init__(
@@ -57,6 +59,7 @@ class ContrastiveLoss(nn.Module):
         hard_weight: float = 1.0,
         allow_self: bool = False,
         detach_keys: bool = True,
+        weight_sum: float = 0.0,
     ):
         super().__init__()
         self.positives: PositiveRule = POSITIVES.build(positives)
@@ -69,7 +72,7 @@ class ContrastiveLoss(nn.Module):
                 f"objective {self.objective.part_name!r} compares projections and mines nothing: use psm.method_loss."
             )
         self.temperature, self.soft_weight, self.hard_weight = temperature, soft_weight, hard_weight
-        self.allow_self, self.detach_keys = allow_self, detach_keys
+        self.allow_self, self.detach_keys, self.weight_sum = allow_self, detach_keys, weight_sum
 
     def forward(
         self,
@@ -117,6 +120,10 @@ class ContrastiveLoss(nn.Module):
         if self.objective.uses_negatives:
             metrics["chance"] = torch.stack([weight * term.metrics["chance"] for weight, term in terms]).sum()
             metrics["negatives_kept"] = torch.stack([term.metrics["negatives_kept"] for _, term in terms]).mean()
+        if self.weight_sum:
+            scale = self.weight_sum / torch.stack([weight * term.metrics["weight"] for weight, term in terms]).sum()
+            loss = scale * loss
+            metrics |= {name: scale * metrics[name] for name in ("chance",) if name in metrics}
         if self.needs_bank and batch.bank is not None:
             fill = batch.bank.fill / batch.bank.size
             metrics["bank_fill"] = torch.full((), fill, dtype=torch.float32, device=loss.device)
@@ -141,6 +148,8 @@ class ContrastiveLoss(nn.Module):
         term = _Term(self, positives, source(batch, positives), batch.generator)
         total, sums = sum_over_anchors(term, term.columns(anchors), (anchors, targets), term.candidates.tensors)
         metrics = dict(positives.metrics)
+        if self.weight_sum:
+            metrics["weight"] = positives.weights.sum(1).mean()
         if self.objective.uses_negatives:
             chance, kept, allowed = sums / len(anchors)
             metrics |= {"chance": chance, "negatives_kept": kept / allowed.clamp(min=1)}

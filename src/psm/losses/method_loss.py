@@ -1,4 +1,4 @@
-"""The loss of a batch: the mean over its directions, or what an objective says of its projections."""
+"""The loss of a batch: over its directions, or what an objective says of its projections."""
 
 from typing import Any
 
@@ -12,6 +12,8 @@ from psm.mining.batch import MiningBatch
 from psm.mining.memory_bank import MemoryBank
 from psm.models.outputs import Embeddings, directions, view_pairs
 
+REDUCTIONS = ("mean", "sum")
+
 
 def method_loss(
     embeddings: Embeddings,
@@ -22,6 +24,7 @@ def method_loss(
     symmetric: bool = True,
     positive_generator: torch.Generator | None = None,
     progress: float = 1.0,
+    reduction: str = "mean",
     redundancy_weight: float = 0.0,
 ) -> LossOutput:
     """The loss of a batch.
@@ -32,9 +35,10 @@ def method_loss(
         bank: what is mined from; only read.
         ids: (N,) ids of the images.
         generator: source of the draws of PNSM and MoCHi.
-        symmetric: mean of all directions between the views; False: from view 1 alone.
+        symmetric: all directions between the views; False: from view 1 alone.
         positive_generator: source of the draws of the positives, so that they change no other; None: ``generator``.
         progress: share of the run's steps that are done, for rules that start late.
+        reduction: mean of the directions, or the sum of the two between any two views (mean over pairs of views).
         redundancy_weight: of All4One's term beside the loss, over the same directions.
     """
     pairs = directions(len(embeddings.projection), symmetric)
@@ -51,6 +55,9 @@ def method_loss(
     ]
     total = torch.stack([output.loss for output in outputs]).mean()
     metrics = {name: torch.stack([o.metrics[name] for o in outputs]).mean() for name in outputs[0].metrics}
+    if reduction == "sum" and symmetric:
+        total = 2 * total
+        metrics |= {name: 2 * metrics[name] for name in ("chance",) if name in metrics}
     if redundancy_weight:
         term = redundancy_loss([(embeddings.projection[a], embeddings.key[b].detach()) for a, b in pairs])
         total, metrics = total + redundancy_weight * term, metrics | {"redundancy": term.detach()}

@@ -56,7 +56,8 @@ def build_networks(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derived_seed(config.seed, "weights"))
         backbone = create_encoder(config.encoder, config.stem, size) if encoder is None else as_encoder(encoder, size)
-        projector = projection_head(backbone.width, heads.hidden_dim, heads.out_dim)
+        last = heads.norm_last
+        projector = projection_head(backbone.width, heads.hidden_dim, heads.out_dim, heads.layers, last)
         hidden = method.predictor.hidden_dim or heads.hidden_dim
-        predictor = prediction_head(heads.out_dim, hidden, heads.out_dim) if method.predictor.enabled else None
+        predictor = prediction_head(heads.out_dim, hidden, heads.out_dim, last) if method.predictor.enabled else None
         return SiameseNetworks(backbone, projector, predictor, method.target.enabled)

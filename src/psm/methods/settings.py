@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from psm.config.parts import setting
+from psm.losses.method_loss import REDUCTIONS
 from psm.mining.memory_bank import INDEXES
 from psm.utils.schedule import MOMENTUM_SCHEDULES
 
@@ -15,6 +16,15 @@ class LossSettings:
     soft_weight: float = setting(1.0, "weight of the method's own term (PSM: L_soft, eq. 6); 0 drops it", at_least=0)
     hard_weight: float = setting(1.0, "lambda, weight of L_hard (eq. 4, 7) beside it; 0 drops it", at_least=0)
     symmetric: bool = setting(True, "mean of both directions between the views; false: view 1 to view 2 alone")
+    reduction: str = setting(
+        "mean", "of the two directions between views: mean, or sum, twice as much", choices=REDUCTIONS, neutral=True
+    )
+    weight_sum: float = setting(
+        0.0,
+        "scale the loss so that its weights, of all positives in both terms, sum to this (PSM's: 3); 0: as they are",
+        at_least=0,
+        neutral=True,
+    )
     redundancy_weight: float = setting(
         0.0,
         "weight of All4One's redundancy term (there 5): dimensions correlate with no other",

@@ -57,6 +57,7 @@ class MethodSpec:
             temperature=self.loss.temperature,
             soft_weight=self.loss.soft_weight,
             hard_weight=self.loss.hard_weight,
+            weight_sum=self.loss.weight_sum,
             allow_self=self.bank.allow_self,
             detach_keys=self.target.enabled or self.predictor.enabled,
         )
@@ -75,7 +76,12 @@ class MethodSpec:
     @property
     def loss_options(self) -> dict[str, Any]:
         """What ``method_loss`` is told beside the criterion: how directions add up, and terms beside them."""
-        return {"symmetric": self.loss.symmetric, "redundancy_weight": self.loss.redundancy_weight}
+        loss = self.loss
+        return {
+            "symmetric": loss.symmetric,
+            "reduction": loss.reduction,
+            "redundancy_weight": loss.redundancy_weight,
+        }
 
     def override(self, overrides: Mapping[str, Any]) -> "MethodSpec":
         """A copy with some parts or settings changed, checked.

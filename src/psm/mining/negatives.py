@@ -142,7 +142,7 @@ class MochiCandidates(BankCandidates):
         source = self.source
         similarity, mask = mix_negatives(
             anchors.vectors, self.bank, plain.similarity, plain.mask,
-            source.num_hard, source.num_mix, source.num_mix_query, self.generator,
+            source.num_hardest(self.bank.fill), source.num_mix, source.num_mix_query, self.generator,
         )  # fmt: skip
         return Negatives(similarity / anchors.temperature, mask)
 
@@ -258,6 +258,13 @@ class MochiNegatives(NegativeSource):
     needs_bank = True
     has_synthetic = True
     num_hard: int = setting(1024, "how many of a query's hardest rows are mixed", at_least=1)
+    hard_share: float = setting(
+        0.0,
+        "the same as a share of the bank's rows (its authors: 1/64); 0: num_hard",
+        at_least=0,
+        at_most=1,
+        neutral=True,
+    )
     num_mix: int = setting(1024, "synthetic negatives from pairs of those rows", at_least=0)
     num_mix_query: int = setting(128, "synthetic negatives from those rows and the query", at_least=0)
 
@@ -266,6 +273,10 @@ class MochiNegatives(NegativeSource):
         if not self.num_mix + self.num_mix_query:
             return BankCandidates(bank, batch.exclude_ids)
         return MochiCandidates(bank, batch.exclude_ids, self, batch.generator)
+
+    def num_hardest(self, rows: int) -> int:
+        """How many of a bank of so many rows are a query's hardest."""
+        return max(1, round(self.hard_share * rows)) if self.hard_share else self.num_hard
 
     def describe(self) -> str:
         return f"memory bank + {self.num_mix + self.num_mix_query} mixed"

@@ -23,7 +23,7 @@ SMALL: dict[str, Any] = {
     "blur_sigma": [0.1, 2.0],
     "solarize": 0.0,
 }
-PRESETS = {"small": SMALL, "large": SMALL | {"blur": 0.5}}
+PRESETS = {"small": SMALL, "large": SMALL | {"blur": 0.5}, "simclr": SMALL | {"crop_scale": [0.08, 1.0]}}
 
 
 @dataclass(frozen=True)
