@@ -21,6 +21,12 @@ torch.set_num_threads(1)
 define_missing_operators()  # before a test imports Lightning, which imports torchvision
 
 
+@pytest.fixture(scope="session", autouse=True)
+def own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Large folders leave an index and decoded images in the user's cache folder: not in that of who runs the tests."""
+    os.environ["XDG_CACHE_HOME"] = str(tmp_path_factory.mktemp("cache"))
+
+
 @pytest.fixture
 def small() -> Any:
     """Settings of a very small run."""

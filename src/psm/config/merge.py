@@ -12,7 +12,7 @@ from psm.config.field_words import advice
 from psm.config.keys import Row, group_class, rows, show, value_at
 from psm.config.schema import CALL_KEYS, PretrainConfig, ResolvedPretrainConfig
 from psm.config.values import check_values, convert, read_freely
-from psm.config.yaml_text import Plain, read_file, read_text
+from psm.config.yaml_text import Plain, read_file, read_text, split_texts
 from psm.utils.errors import UserError, did_you_mean
 
 __all__ = [
@@ -234,6 +234,8 @@ def _command(schema: type) -> str:
 
 def _argument_value(dotted: str, text: str, row: Row) -> Any:
     """What a text stands for; text keys take it to the letter, so that a path is never read as YAML."""
+    if str in row.kinds and list[str] in row.kinds and text.strip().startswith("[") and text.strip().endswith("]"):
+        return split_texts(text)
     if str in row.kinds or not text.lstrip().startswith(("[", "{", "'", '"')):
         return Plain(text)
     try:

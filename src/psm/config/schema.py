@@ -164,7 +164,9 @@ class PretrainSettings(Generic[Unset]):
     """Every setting of pretraining, both as users give them and as a run has them."""
 
     out: str = key("", "run folder to write (needed)")
-    data: str = key("shapes", "shapes, cifar10, cifar100, tiny-imagenet, or a folder of images")
+    data: str | list[str] = key(
+        "shapes", "a name (see `psm data`), a folder, a list of files, shards, hf:NAME, or several: [a,b]", filled=True
+    )
     method: str = key("psm", "see `psm methods`")
     encoder: str = key("resnet18", "tiny, resnet18, resnet34, resnet50, torchvision/NAME or timm/NAME")
     stem: str = key(
@@ -276,7 +278,7 @@ class EvaluateConfig:
 
     plugins: list[str] = key([], "Python files or modules that register parts and methods, [my_parts.py]")
     checkpoint: str = key("", "run folder, checkpoint (.ckpt) or encoder (.safetensors) (needed)")
-    data: str | None = key(None, "as in pretrain; none: the data that the encoder was trained on")
+    data: str | list[str] | None = key(None, "as in pretrain; none: the data that the encoder was trained on")
     out: str | None = key(None, "folder for scores.jsonl; none: the run folder, or the folder of the file")
     baselines: bool = key(False, "also score raw pixels and an untrained encoder")
     batch_size: int = key(512, "images a forward pass", at_least=1)
@@ -297,7 +299,9 @@ class InspectConfig:
 
     plugins: list[str] = key([], "Python files or modules that register parts and methods, [my_parts.py]")
     run: str = key("", "run folder to look into (needed; may stand alone: psm inspect runs/a)")
-    data: str | None = key(None, "where the run's images are now, if they have moved; none: where they were")
+    data: str | list[str] | None = key(
+        None, "where the run's images are now, if they have moved; none: where they were"
+    )
     out: str | None = key(None, "page to write; none: inspect.html in the run folder, replaced if it is there")
     overwrite: bool = key(False, "replace the page that out names")
     queries: int = key(300, "images to mine for, drawn evenly over classes where labels exist", at_least=1)
@@ -314,7 +318,7 @@ class InspectConfig:
 class DataConfig:
     """psm data: what a data set holds; without data= the list of published sets."""
 
-    data: str | None = key(None, "as in pretrain")
+    data: str | list[str] | None = key(None, "as in pretrain")
     sheet: str | None = key(None, "write a contact sheet of some images to this PNG file")
     images: ImagesConfig[None] = key(ImagesConfig, "")
 

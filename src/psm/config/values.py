@@ -22,7 +22,11 @@ def convert(dotted: str, value: Any, row: Row) -> Any:
         return read_freely(value)
     if row.optional and (value is None or (isinstance(value, str) and value.strip().lower() in ("none", "null", ""))):
         return None
-    for kind in sorted(row.kinds, key=lambda kind: kind is str):  # anything can be read as text: that comes last
+    # Anything can be read as text, so that comes last; but a text for a key of text or lists is no list of one.
+    whole = str in row.kinds and isinstance(value, str)
+    for kind in sorted(row.kinds, key=lambda kind: kind is str):
+        if whole and get_origin(kind) is list:
+            continue
         try:
             return _as(kind, value)
         except _Mismatch:

@@ -29,6 +29,8 @@ _INTEGER = re.compile(r"[-+]?[0-9]+")
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
 _SPECIAL = re.compile(r"[-+]?\.?inf|\.?nan", re.IGNORECASE)
 
+_ITEM = re.compile(r"""(?:\{[^{}]*\}|'[^']*'|"[^"]*"|[^,])+""")
+
 
 class Plain(str):
     """An unquoted scalar, not yet read as text, number, boolean or nothing."""
@@ -53,6 +55,14 @@ def read_number(text: str) -> int | float | None:
     if _FLOAT.fullmatch(text):
         return float(text)
     return float(text.replace(".", "")) if _SPECIAL.fullmatch(text) else None
+
+
+def split_texts(text: str) -> list[str]:
+    """The items of `[a, b-{0..9}.tar, 'c, d']`: commas within braces or quotes do not separate them."""
+    items = [match.group().strip() for match in _ITEM.finditer(text.strip()[1:-1])]
+    return [
+        item[1:-1] if len(item) > 1 and item[0] == item[-1] and item[0] in "'\"" else item for item in items if item
+    ]
 
 
 def read_file(path: str | Path) -> dict[str, Any]:

@@ -26,6 +26,11 @@ _PIXELS, _CHECKSUMS, _MANIFEST = "pixels.bin", "checksums.bin", "manifest.json"
 _CHECKSUM_TYPE = np.dtype("<u4")  # CRC-32
 _HINT = "set images.cache to a folder with enough space, or make the set smaller with images.size or images.limit"
 
+
+class CacheUnusable(UserError):
+    """The cache folder cannot be written or has too little space."""
+
+
 Failure = tuple[int, str]  # index of an image that could not be read, and the reason
 Chunks = Iterable[tuple[np.ndarray, list[Failure]]]
 
@@ -50,32 +55,44 @@ class CachedPixels:
         self.file, self.shape, self.checksums = file, shape, checksums
         self._verified = np.zeros(len(checksums), dtype=bool)
         # An empty file cannot be mapped.
-        self._pixels = np.memmap(file, np.uint8, "r", shape=shape) if shape[0] else np.empty(shape, np.uint8)
+        self._pixels = np.memmap(file, np.uint8, "c", shape=shape) if shape[0] else np.empty(shape, np.uint8)
 
     def __len__(self) -> int:
         return self.shape[0]
 
     def __getitem__(self, index: int) -> np.ndarray:
         image = self._pixels[index]
+        self._verify(index, image)
+        return image
+
+    def _verify(self, index: int, image: np.ndarray) -> None:
         if not self._verified[index]:
-            if zlib.crc32(image) != self.checksums[index]:
+            if zlib.crc32(image.data) != self.checksums[index]:
                 raise DamagedImage(self.file, f"image {index}")
             self._verified[index] = True
-        return image
+
+    def in_memory(self) -> np.ndarray:
+        """All images, verified, (N, 3, size, size): memory that the processes of a machine share."""
+        images = np.asarray(self._pixels)  # without memmap's cost for each row
+        for index, image in enumerate(images):
+            self._verify(index, image)
+        return images
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the file's name rather than its content."""
         return CachedPixels, (self.file, self.shape, self.checksums)
 
 
-def cache_folder(config: ImagesConfig) -> Path:
-    """The cache folder: images.cache, or ``psm`` below the user's cache folder. Created if missing."""
+def cache_folder(config: ImagesConfig, create: bool = True) -> Path:
+    """The cache folder: images.cache, or ``psm`` below the user's cache folder. Created if asked."""
     home = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "psm"
     folder = Path(config.cache).expanduser() if config.cache else home
+    if not create:
+        return folder
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UserError(
+        raise CacheUnusable(
             f"The cache folder {folder} cannot be made ({error.strerror}); set images.cache to a folder you can write."
         ) from None
     return folder
@@ -114,9 +131,10 @@ class CacheEntry:
                     self._build(chunks, most_bytes)
                     found = self._read()
         except OSError as error:
-            raise write_error(f"The cache in {self.cache}", error, f"; {_HINT}") from None
+            problem = write_error(f"The cache in {self.cache}", error, f"; {_HINT}")
+            raise problem if isinstance(problem, ResourceError) else CacheUnusable(str(problem)) from None
         if found is None:
-            raise UserError(f"The cache in {self.cache} cannot be read back after writing; {_HINT}.")
+            raise CacheUnusable(f"The cache in {self.cache} cannot be read back after writing; {_HINT}.")
         return found
 
     def _read(self) -> tuple[CachedPixels, list[Failure]] | None:

@@ -63,7 +63,7 @@ def find(root: Path, name: str | None = None) -> tuple[Path, Layout] | None:
     return None
 
 
-def load(root: Path, layout: Layout, config: ImagesConfig, progress: bool) -> ImageDataset:
+def load(root: Path, layout: Layout, config: ImagesConfig, progress: bool, shared: bool = False) -> ImageDataset:
     """The published train and test images, checked for their shape and labels."""
     missing = [file for file in layout.files if not (root / file).is_file()]
     if missing:
@@ -83,7 +83,7 @@ def load(root: Path, layout: Layout, config: ImagesConfig, progress: bool) -> Im
     sources = [_source(layout.name, split.images, size, f"{key} {i}") for i, split in enumerate((train, test))]
     stores = [
         ImageStore(result.pixels, torch.from_numpy(split.labels), split.names)
-        for result, split in zip(materialize(sources, config, progress), (train, test), strict=True)
+        for result, split in zip(materialize(sources, config, progress, shared), (train, test), strict=True)
     ]
     return ImageDataset(layout.name, stores[0], stores[1], tuple(classes))
 

@@ -1,76 +1,126 @@
 """Load a data set by its name or path."""
 
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
 from psm.config.schema import ImagesConfig
 from psm.config.values import check_values
-from psm.data import cifar, download, image_folder, tiny_imagenet
+from psm.data import cifar, download, file_list, image_folder, tiny_imagenet
 from psm.data import synthetic_shapes as shapes
 from psm.data.dataset import ImageDataset, ImageStore
-from psm.data.image_files import subfolders
+from psm.data.file_index import subfolders
+from psm.data.image_files import FileSet, FileSplit, join_sets, load_files
 from psm.data.materialize import PixelSource, materialize
 from psm.data.registry import ARCHIVES, NAMES
 from psm.utils.errors import UserError, did_you_mean
 
 
-def load_dataset(data: str, config: ImagesConfig | None = None, progress: bool = True) -> ImageDataset:
+def load_dataset(
+    data: str | Path | Sequence[str | Path],
+    config: ImagesConfig | None = None,
+    progress: bool = True,
+    shared: bool = False,
+) -> ImageDataset:
     """Load a data set.
 
     Args:
-        data: shapes, cifar10, cifar100, tiny-imagenet, or the path of a folder of images.
+        data: shapes, cifar10, cifar100, tiny-imagenet; the path of a folder of images or of a list of files (text,
+            CSV, TSV, JSON lines, Parquet); or several of these paths, whose images are joined.
         config: size, limit, split, memory and so on; None: the defaults.
         progress: whether to show a bar on a terminal.
+        shared: whether other processes of this machine load the same data: it is then decoded by one of them.
     """
     config = config or ImagesConfig()
     check_values(config, "images.")
-    name = str(data)
+    sources = [str(data)] if isinstance(data, (str, Path)) else [str(source) for source in data]
+    if len(sources) != 1:
+        return load_files(_joined_files(sources, config), config.size, config, progress, shared)
+    (name,) = sources
     if name == "shapes":
-        return _load_shapes(config, progress)
+        return _load_shapes(config, progress, shared)
     if name in ARCHIVES:
-        return _load_published(name, config, progress)
+        return _load_published(name, config, progress, shared)
     path = Path(name).expanduser()
+    if is_list(path):
+        return load_files(file_list.scan(path, config), config.size, config, progress, shared)
     if not path.is_dir():
         raise UserError(_not_found(name, path))
-    return _load_recognized(path, config, progress) or image_folder.load(path, config, progress)
+    loaded = _load_recognized(path, config, progress, shared)
+    return loaded or load_files(image_folder.scan(path, config), config.size, config, progress, shared)
 
 
-def _load_published(name: str, config: ImagesConfig, progress: bool) -> ImageDataset:
+def is_list(path: Path) -> bool:
+    """True for a file that lists image files."""
+    return path.suffix.lower() in file_list.SUFFIXES and path.is_file()
+
+
+def _joined_files(sources: Sequence[str], config: ImagesConfig) -> FileSet:
+    """The files of several folders and lists, named by their source."""
+    if not sources:
+        raise UserError("data=[] names nothing: give a name, a folder or a list of files.")
+    paths = [Path(source).expanduser() for source in sources]
+    for source, path in zip(sources, paths, strict=True):
+        if source in NAMES:
+            raise UserError(f"data={source} stands alone: only folders and lists of files can be joined.")
+        if not path.is_dir() and not is_list(path):
+            raise UserError(_not_found(source, path))
+    if len({path.resolve() for path in paths}) < len(paths):
+        raise UserError(f"data=[{','.join(sources)}] names a source twice: give each once.")
+    short = [path.resolve().name if path.is_dir() else "" for path in paths]
+    sets = []
+    for source, path, prefix in zip(sources, paths, short, strict=True):
+        files = image_folder.scan(path, config) if path.is_dir() else file_list.scan(path, config)
+        unique = short.count(prefix) == 1
+        prefixed = f"{(prefix if unique else source.rstrip('/'))}/" if prefix else ""
+        sets.append(_with_prefix(files, prefixed))
+    return join_sets(sets)
+
+
+def _with_prefix(data: FileSet, prefix: str) -> FileSet:
+    def named(split: FileSplit) -> FileSplit:
+        return replace(split, files=replace(split.files, prefixes=(prefix,)))
+
+    return replace(data, train=named(data.train), test=data.test and named(data.test))
+
+
+def _load_published(name: str, config: ImagesConfig, progress: bool, shared: bool) -> ImageDataset:
     """A published data set from images.root, downloaded if it is not there."""
     root = Path(config.root).expanduser()
-    loaded = _load_named(root, name, config, progress)
+    loaded = _load_named(root, name, config, progress, shared)
     if loaded is None:
         download.install(ARCHIVES[name], root, progress, config.download)
-        loaded = _load_named(root, name, config, progress)
+        loaded = _load_named(root, name, config, progress, shared)
     if loaded is None:
         folder = root / ARCHIVES[name].folder
         raise UserError(f"{folder} does not contain {name} as published; remove it, and it is downloaded again.")
     return loaded
 
 
-def _load_named(root: Path, name: str, config: ImagesConfig, progress: bool) -> ImageDataset | None:
+def _load_named(root: Path, name: str, config: ImagesConfig, progress: bool, shared: bool) -> ImageDataset | None:
     """The named data set from a folder that is or contains it; None if it is not there."""
     if name == "tiny-imagenet":
         folder = tiny_imagenet.find(root)
-        return tiny_imagenet.load(folder, config, progress) if folder else None
+        return tiny_imagenet.load(folder, config, progress, shared) if folder else None
     found = cifar.find(root, name)
-    return cifar.load(*found, config, progress) if found else None
+    return cifar.load(*found, config, progress, shared) if found else None
 
 
-def _load_recognized(path: Path, config: ImagesConfig, progress: bool) -> ImageDataset | None:
+def _load_recognized(path: Path, config: ImagesConfig, progress: bool, shared: bool) -> ImageDataset | None:
     """A published layout at a path, unless the path has other folders too and could mean any of them."""
     folders = subfolders(path)
     for folder in (path, *(path / name for name in folders if len(folders) == 1)):
         found = cifar.find(folder)
         if found and found[0] == folder:
-            return cifar.load(*found, config, progress)
+            return cifar.load(*found, config, progress, shared)
         if tiny_imagenet.find(folder) == folder:
-            return tiny_imagenet.load(folder, config, progress)
+            return tiny_imagenet.load(folder, config, progress, shared)
     return None
 
 
-def _load_shapes(config: ImagesConfig, progress: bool) -> ImageDataset:
+def _load_shapes(config: ImagesConfig, progress: bool, shared: bool) -> ImageDataset:
     size = config.size or shapes.SIZE
     counts = {"train": min(config.limit or shapes.TRAIN, shapes.MOST), "test": shapes.TEST}
     sources = [
@@ -79,7 +129,7 @@ def _load_shapes(config: ImagesConfig, progress: bool) -> ImageDataset:
     ]
     train, test = (
         ImageStore(result.pixels, torch.from_numpy(shapes.labels(len(result.pixels))))
-        for result in materialize(sources, config, progress)
+        for result in materialize(sources, config, progress, shared)
     )
     return ImageDataset("shapes", train, test, tuple(shapes.CLASSES))
 
@@ -87,7 +137,8 @@ def _load_shapes(config: ImagesConfig, progress: bool) -> ImageDataset:
 def _not_found(name: str, path: Path) -> str:
     """Why a name or path cannot be loaded."""
     if path.exists():
-        return f"data={name} is a file; give the folder that holds the images."
+        kinds = ", ".join(file_list.SUFFIXES)
+        return f"data={name} is a file; give the folder that holds the images, or a list of files ending in {kinds}."
     if len(path.parts) > 1 or name.startswith(("~", ".")):
         here = "" if path.is_absolute() else f" in {Path.cwd()}"
         return (

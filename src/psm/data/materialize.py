@@ -1,5 +1,6 @@
 """Decode or generate the images of a data set: into memory if it is small enough, else into the cache."""
 
+import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,10 +9,14 @@ import numpy as np
 
 from psm.config.schema import ImagesConfig
 from psm.data import cache
-from psm.data.cache import Failure
+from psm.data.cache import CachedPixels, Failure
 from psm.data.dataset import Pixels
+from psm.utils.errors import ResourceError
 from psm.utils.progress import counting
 
+log = logging.getLogger("psm")
+
+KEPT_FROM = 1_000  # images: their decoding takes more than a moment
 _CHUNK_BYTES = 64_000_000
 
 
@@ -28,6 +33,7 @@ class PixelSource:
     size: int
     fingerprint: str
     read: Callable[[int, int], tuple[np.ndarray, list[Failure]]]
+    decodes: bool = False  # reading takes much longer than copying
 
     @property
     def bytes(self) -> int:
@@ -59,11 +65,23 @@ class Materialized:
         return np.flatnonzero(mask)
 
 
-def materialize(sources: list[PixelSource], config: ImagesConfig, progress: bool) -> list[Materialized]:
-    """Read the splits of one data set, all into memory, or all into the cache if together they exceed images.memory."""
+def materialize(
+    sources: list[PixelSource], config: ImagesConfig, progress: bool, shared: bool = False
+) -> list[Materialized]:
+    """Read the splits of one data set, all into memory, or all into the cache if together they exceed images.memory.
+
+    Images in memory come from the cache too, decoded once, where decoding them takes its time or several processes of
+    this machine need them: all of these then hold the same memory.
+    """
     if sum(source.bytes for source in sources) > config.memory * 1e9:
         folder = cache.cache_folder(config)
         return [_into_cache(source, folder, progress) for source in sources]
+    if shared or any(source.decodes and source.count >= KEPT_FROM for source in sources):
+        try:
+            folder = cache.cache_folder(config)
+            return [_into_memory_from_cache(source, folder, progress) for source in sources]
+        except (cache.CacheUnusable, ResourceError) as error:
+            log.warning("%s Until then the images are decoded at every start, by each process.", error)
     return [_into_memory(source, progress) for source in sources]
 
 
@@ -75,6 +93,12 @@ def _into_memory(source: PixelSource, progress: bool) -> Materialized:
         filled += len(images)
         failures += failed
     return Materialized(pixels[:filled], failures)
+
+
+def _into_memory_from_cache(source: PixelSource, folder: Path, progress: bool) -> Materialized:
+    found = _into_cache(source, folder, progress)
+    assert isinstance(found.pixels, CachedPixels)
+    return Materialized(found.pixels.in_memory(), found.failures)
 
 
 def _into_cache(source: PixelSource, folder: Path, progress: bool) -> Materialized:

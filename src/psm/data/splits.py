@@ -3,6 +3,7 @@
 import numpy as np
 
 _SEED = 9_182_736
+TEST_NAMES = ("test", "val", "valid", "validation")  # what a test split may be called
 
 
 def class_ranks(labels: np.ndarray | None, count: int, purpose: str) -> np.ndarray:

@@ -6,7 +6,8 @@ import numpy as np
 
 from psm.config.schema import ImagesConfig
 from psm.data.dataset import ImageDataset
-from psm.data.image_files import File, FileSplit, list_files, load_files, subfolders
+from psm.data.file_index import list_files, subfolders
+from psm.data.image_files import FileSet, FileSplit, load_files, number_classes
 from psm.data.names import printable
 from psm.data.splits import held_out_mask
 from psm.utils.errors import UserError
@@ -27,27 +28,31 @@ def find(root: Path) -> Path | None:
     return None
 
 
-def load(root: Path, config: ImagesConfig, progress: bool) -> ImageDataset:
+def load(root: Path, config: ImagesConfig, progress: bool, shared: bool = False) -> ImageDataset:
     """The data set with the paper's split of its labeled images, or with the official one."""
-    files = list_files(root, "train")
-    wnids = [file.path.split("/")[1] for file in files]
+    return load_files(scan(root, config), config.size or _SIZE, config, progress, shared)
+
+
+def scan(root: Path, config: ImagesConfig) -> FileSet:
+    """The files of both splits."""
+    files = list_files(root, "train", config)
+    wnids = [path.split("/")[1] for path in files.paths]
     present = sorted(set(wnids))
     if not present:
         raise UserError(f"{printable(root / 'train')} holds no image; unpack tiny-imagenet-200.zip there once more.")
-    number = {wnid: index for index, wnid in enumerate(present)}
-    labels = np.array([number[wnid] for wnid in wnids], dtype=np.int64)
+    labels = number_classes(wnids, present)
     train, test = FileSplit(files, labels), None
     if config.split == "paper":
         held_out = held_out_mask(labels, _PAPER_TEST_FRACTION)
         train, test = train.take(np.flatnonzero(~held_out)), train.take(np.flatnonzero(held_out))
     else:
-        test = _validation(root, number)
+        test = _validation(root, present, config)
     words = _words(root)
     classes = tuple(words.get(wnid, wnid) for wnid in present)
-    return load_files("tiny-imagenet", root, train, test, classes, config.size or _SIZE, config, progress)
+    return FileSet("tiny-imagenet", train, test, classes)
 
 
-def _validation(root: Path, number: dict[str, int]) -> FileSplit:
+def _validation(root: Path, present: list[str], config: ImagesConfig) -> FileSplit:
     """The val images that the annotations name and whose class has training images."""
     annotations = root / "val" / "val_annotations.txt"
     try:
@@ -58,16 +63,15 @@ def _validation(root: Path, number: dict[str, int]) -> FileSplit:
             "tiny-imagenet-200.zip once more, or use images.split=paper."
         ) from None
     wnid_of = {row[0]: row[1] for row in rows if len(row) > 1}
-    pairs: list[tuple[File, int]] = []
-    for file in list_files(root, "val/images"):
-        wnid = wnid_of.get(file.path.rsplit("/", 1)[-1])
-        if wnid in number:
-            pairs.append((file, number[wnid]))
-    if not pairs:
+    files = list_files(root, "val/images", config)
+    wnids = [wnid_of.get(path.rsplit("/", 1)[-1], "") for path in files.paths]
+    kept = set(present)
+    known = [index for index, wnid in enumerate(wnids) if wnid in kept]
+    if not known:
         raise UserError(
             f"{printable(annotations)} names no image of val/images; unpack tiny-imagenet-200.zip once more."
         )
-    return FileSplit([file for file, _ in pairs], np.array([label for _, label in pairs], dtype=np.int64))
+    return FileSplit(files.take(np.array(known)), number_classes([wnids[index] for index in known], present))
 
 
 def _words(root: Path) -> dict[str, str]:

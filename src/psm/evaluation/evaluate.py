@@ -1,7 +1,7 @@
 """Evaluation from a configuration: freeze an encoder, extract features, store every score with its protocol."""
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from psm.config import merge as settings
+from psm.config.keys import show
 from psm.config.schema import EvaluateConfig, ImagesConfig, LinearConfig, ResolvedPretrainConfig, ViewsConfig
 from psm.config.stored import load_run_config
 from psm.data import ImageDataset, ImageStore, load_dataset
@@ -91,7 +92,7 @@ class LabeledData:
 
 def evaluate(
     checkpoint: str | Path,
-    data: str | Path | ImageDataset | Dataset | None = None,
+    data: str | Path | Sequence[str | Path] | ImageDataset | Dataset | None = None,
     encoder: nn.Module | None = None,
     **keys: Any,
 ) -> list[Score]:
@@ -112,7 +113,10 @@ def evaluate(
         given["data"] = type(data).__name__
     elif isinstance(data, (str, Path)):
         given["data"] = str(data)
-    return run_evaluation(given, data=None if isinstance(data, (str, Path)) else data, encoder=encoder).scores
+    elif isinstance(data, (list, tuple)):
+        given["data"] = [str(source) for source in data]
+    loaded = data if isinstance(data, (ImageDataset, Dataset)) else None
+    return run_evaluation(given, data=loaded, encoder=encoder).scores
 
 
 @resources_explained(MEMORY_ADVICE)
@@ -139,7 +143,7 @@ def run_evaluation(
     if isinstance(data, Dataset):
         data = from_torch(data, config.images, config.progress)
     data = data or load_dataset(name, config.images, config.progress)
-    labeled = _labeled(data, name)
+    labeled = _labeled(data, show(name))
     views = Views(ViewsConfig(size=info.size), data.size, info.mean, info.std)
     subject = Subject(info.method, trained.to(device), _origin(file, info, training), config.linear)
     subjects = [*(_baselines(info, device, config) if config.baselines else ()), subject]
@@ -171,7 +175,7 @@ def _labeled(data: ImageDataset, name: str) -> LabeledData:
     return LabeledData(data.train, data.test, data.train.labels, data.test.labels, len(data.classes), data.size)
 
 
-def _protocol(name: str, config: EvaluateConfig, data: LabeledData, info: EncoderInfo) -> dict[str, Any]:
+def _protocol(name: str | list[str], config: EvaluateConfig, data: LabeledData, info: EncoderInfo) -> dict[str, Any]:
     """What all scores of an evaluation have in common."""
     return {
         "data": name,

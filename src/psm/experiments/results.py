@@ -84,7 +84,7 @@ def read_record(path: Path) -> dict[str, Any] | None:
         return None
     except (ValueError, RecursionError):
         record = {}
-    if not RECORD_FIELDS <= record.keys():
+    if not record.keys() >= RECORD_FIELDS:
         _warn_of_damage(path)
         return None
     return record

@@ -34,7 +34,7 @@ class EncoderInfo:
     mean: list[float]  # of each channel, for images in [0, 1]
     std: list[float]
     method: str
-    data: str
+    data: str | list[str]
     epoch: int
 
     def how_to_load(self) -> list[str]:

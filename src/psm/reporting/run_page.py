@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from psm.config import merge as settings
+from psm.config.keys import show
 from psm.config.stored import load_run_config
 from psm.data import ImageDataset, load_dataset
 from psm.data.location import data_name
@@ -44,6 +45,7 @@ def write_page(folder: Path | str, data: ImageDataset | None = None) -> Path:
         .get_template("run.html")
         .render(
             title=method_title(config.method),
+            data=show(config.data),
             config=config,
             data=data_name(config.data),
             folder=run.folder.name,

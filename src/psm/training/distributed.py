@@ -41,6 +41,16 @@ def is_rank_zero() -> bool:
     return all(os.environ.get(name, "0") == "0" for name in ("RANK", "LOCAL_RANK"))
 
 
+def shares_machine(devices: str) -> bool:
+    """True if a run has several processes on this machine, by the launcher's variables or by ``devices=``."""
+    counts = (os.environ.get(name, "") for name in ("LOCAL_WORLD_SIZE", "SLURM_NTASKS_PER_NODE", "SLURM_NTASKS"))
+    if "LOCAL_RANK" in os.environ or any(count.isdigit() and int(count) > 1 for count in counts):
+        return True
+    if devices.lstrip("-").isdigit() and int(devices) > 0:
+        return int(devices) > 1
+    return torch.cuda.device_count() > 1
+
+
 def world() -> int:
     """Number of processes (world size)."""
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1

@@ -8,6 +8,7 @@ import lightning
 import torch
 from torch import Tensor, nn
 
+from psm.config.keys import show
 from psm.config.schema import ResolvedPretrainConfig
 from psm.data import ImageStore
 from psm.training.module import PretrainModule
@@ -51,7 +52,7 @@ def make_plan(trainer: lightning.Trainer, module: PretrainModule) -> RunPlan:
     threads = torch.get_num_threads()
     where = f"cpu ({threads} thread{'s' * (threads > 1)})" if device.type == "cpu" else str(device.type)
     return RunPlan(
-        data=config.data,
+        data=show(config.data),
         images=len(module.images),
         size=module.views.size,
         method=config.method,

@@ -17,6 +17,7 @@ from torch import nn
 from torch.utils.data import Dataset
 
 from psm.config import merge as settings
+from psm.config.keys import show
 from psm.config.schema import MAY_CHANGE, PretrainConfig, PretrainSettings, ResolvedPretrainConfig
 from psm.config.stored import load_run_config, save_run_config
 from psm.data import ImageDataset, ImageStore, load_dataset
@@ -31,7 +32,7 @@ from psm.models.factory import prefers_channels_last
 from psm.models.pretrained import EncoderInfo, read_encoder, save_encoder
 from psm.models.resnet import ResNet
 from psm.training.callbacks import CheckpointCallback, MetricsCallback, metric_names
-from psm.training.distributed import is_rank_zero, join
+from psm.training.distributed import is_rank_zero, join, shares_machine
 from psm.training.exchange import Exchange, handed_down, inherited
 from psm.training.launch import Launch, find_launch
 from psm.training.module import PretrainModule
@@ -78,7 +79,7 @@ DataLike = ImageDataset | ImageStore | torch.Tensor | np.ndarray | Dataset
 
 def pretrain(
     out: str | Path,
-    data: str | Path | DataLike | None = None,
+    data: str | Path | Sequence[str | Path] | DataLike | None = None,
     encoder: str | nn.Module | None = None,
     config: str | Path | Mapping[str, Any] | None = None,
     callbacks: Sequence[lightning.Callback | str] | lightning.Callback | str = (),
@@ -90,8 +91,8 @@ def pretrain(
 
     Args:
         out: run folder to write.
-        data: a name, a folder, an `ImageDataset`, uint8 images (N, 3, H, W), or a map-style
-            `torch.utils.data.Dataset` of images or (image, label) pairs.
+        data: a name, a path (see docs/data.md) or several paths, an `ImageDataset`, uint8 images (N, 3, H, W), or a
+            map-style `torch.utils.data.Dataset` of images or (image, label) pairs.
         encoder: a name, or a module from (B, 3, H, W) to (B, F) or (B, F, h, w).
         config: a YAML file or a mapping that comes before the keys.
         callbacks: Lightning callbacks, or module.Class as text.
@@ -106,7 +107,7 @@ def pretrain(
     names, instances = split_callbacks(callbacks)
     given: dict[str, Any] = {**keys, "out": str(out)}
     if data is not None:
-        given["data"] = str(data) if isinstance(data, (str, Path)) else _data_name(data)
+        given["data"] = _data_name(data)
     if encoder is not None:
         given["encoder"] = "custom" if isinstance(encoder, nn.Module) else encoder
     if names:
@@ -114,7 +115,7 @@ def pretrain(
     return run_pretraining(
         *_stored(config),
         given,
-        data=None if isinstance(data, (str, Path)) else data,
+        data=None if isinstance(data, (str, Path, list, tuple)) else data,  # type: ignore[arg-type]
         encoder=encoder if isinstance(encoder, nn.Module) else None,
         callbacks=instances,
     )
@@ -127,8 +128,12 @@ def _stored(config: str | Path | Mapping[str, Any] | None) -> list[Mapping[str, 
     return [settings.refuse_call_keys(config, "config=")] if config else []
 
 
-def _data_name(data: DataLike) -> str:
+def _data_name(data: str | Path | Sequence[str | Path] | DataLike) -> str | list[str]:
     """What data given from Python is called in the configuration."""
+    if isinstance(data, (str, Path)):
+        return str(data)
+    if isinstance(data, (list, tuple)):
+        return [str(source) for source in data]
     if isinstance(data, ImageDataset):
         return data.name
     return type(data).__name__ if isinstance(data, Dataset) else "images"
@@ -137,7 +142,7 @@ def _data_name(data: DataLike) -> str:
 def _load_data(data: DataLike | None, config: PretrainSettings, progress: bool) -> ImageDataset:
     """The data given from Python, or what ``data=`` names."""
     if data is None:
-        return load_dataset(config.data, config.images, progress)
+        return load_dataset(config.data, config.images, progress, shares_machine(config.devices))
     if isinstance(data, ImageDataset):
         return data
     if isinstance(data, Dataset):
@@ -328,8 +333,8 @@ def _refuse_other_data(run: RunFolder, point: Path, module: PretrainModule) -> N
     difference = image_difference(described, len(images), module.info.mean, images.names_checksum)
     if difference is not None:
         raise UserError(
-            f"data={module.config.data} is not what the run in {run.folder} began with: {difference}; restore it, give "
-            "with data= the folder where those images are, or start another run in another out."
+            f"data={show(module.config.data)} is not what the run in {run.folder} began with: {difference}; restore "
+            "it, give with data= where those images are, or start another run in another out."
         )
 
 
@@ -440,7 +445,7 @@ def _logging(run: RunFolder, config: ResolvedPretrainConfig) -> Iterator[None]:
     level = log.level
     log.setLevel(logging.INFO)
     try:
-        log.info("psm pretrain, method %s on %s", config.method, config.data)
+        log.info("psm pretrain, method %s on %s", config.method, show(config.data))
         yield
     except BaseException as error:
         log.info("stopped: %s: %s", type(error).__name__, error)  # the caller tells the user

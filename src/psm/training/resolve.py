@@ -6,6 +6,7 @@ from dataclasses import replace
 import torch
 
 from psm.config import merge as settings
+from psm.config.keys import show
 from psm.config.schema import PretrainConfig, ResolvedPretrainConfig
 from psm.data import ImageDataset
 from psm.methods.build import method_of
@@ -35,7 +36,9 @@ def check_encoder(config: PretrainConfig) -> None:
 def resolve(config: PretrainConfig, data: ImageDataset) -> ResolvedPretrainConfig:
     """The settings of a run on this data: what the user gave, the rest from the method and the data."""
     if len(data.train) < 2:
-        raise UserError(f"data={config.data} has {len(data.train)} image to train on: contrasting needs at least 2.")
+        raise UserError(
+            f"data={show(config.data)} has {len(data.train)} image to train on: contrasting needs at least 2."
+        )
     optim = config.optim
     method = method_of(config)
     if config.monitor.purity:
@@ -62,7 +65,9 @@ def _batch_size(batch_size: int, images: int) -> int:
 
 def _check_purity(config: PretrainConfig, data: ImageDataset, method: MethodSpec) -> None:
     if not data.labeled:
-        raise UserError(f"monitor.purity=true compares labels, and data={config.data} has none: leave it at false.")
+        raise UserError(
+            f"monitor.purity=true compares labels, and data={show(config.data)} has none: leave it at false."
+        )
     if not method.needs_bank:
         raise UserError(
             f"monitor.purity=true looks at what a bank holds, and method={config.method} as set has none: leave it at "

@@ -1,5 +1,6 @@
 """What depends on the device: asynchronous copies, precision and free memory."""
 
+import os
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
@@ -17,6 +18,11 @@ def without_autocast(device: torch.device) -> AbstractContextManager:
     """A context in which operations run in the dtype of their tensors, also within autocast."""
     available = torch.amp.is_autocast_available(device.type)
     return torch.autocast(device.type, enabled=False) if available else nullcontext()
+
+
+def num_cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def free_bytes(device: torch.device) -> int:

@@ -1,7 +1,7 @@
 """The mining inspector: an HTML page that shows the positives and negatives mined for each query."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,6 +9,7 @@ from typing import Any
 from torch import nn
 
 from psm.config import merge as settings
+from psm.config.keys import show
 from psm.config.schema import InspectConfig, ResolvedPretrainConfig
 from psm.config.stored import load_run_config
 from psm.data import ImageDataset, load_dataset
@@ -37,7 +38,10 @@ class Inspection:
 
 
 def inspect(
-    run: str | Path, data: str | Path | ImageDataset | None = None, encoder: nn.Module | None = None, **keys: Any
+    run: str | Path,
+    data: str | Path | Sequence[str | Path] | ImageDataset | None = None,
+    encoder: nn.Module | None = None,
+    **keys: Any,
 ) -> Inspection:
     """Write a page that shows the samples that a run mined.
 
@@ -52,6 +56,8 @@ def inspect(
     given = {**keys, "run": str(run)}
     if isinstance(data, (str, Path)):
         given["data"] = str(data)
+    elif isinstance(data, (list, tuple)):
+        given["data"] = [str(source) for source in data]
     return run_inspection(given, data=data if isinstance(data, ImageDataset) else None, encoder=encoder)
 
 
@@ -73,17 +79,17 @@ def run_inspection(
         )
     config = settings.build(InspectConfig, *overrides, base=InspectConfig(images=trained.images))
     data = data or load_dataset(config.data or trained.data, config.images, config.progress)
-    _check_images(run, checkpoint["psm"], data, config.data or trained.data)
+    _check_images(run, checkpoint["psm"], data, show(config.data or trained.data))
     queries = choose(data.train, config.queries, config.seed, "inspected queries")
     others = choose(data.train, config.others, config.seed, "inspected others")
     checkpoints = [*run.snapshots, run.checkpoint]
     done = 0
-    with counting("mining", len(checkpoints) * (len(queries) + len(others)), config.progress) as show:
+    with counting("mining", len(checkpoints) * (len(queries) + len(others)), config.progress) as update:
 
         def advance(count: int) -> None:
             nonlocal done
             done += count
-            show(done)
+            update(done)
 
         collected = collect(checkpoints, data.train, queries, others, config.negatives, encoder, advance)
     content = render(collected, data, trained, run.folder.resolve().name)
