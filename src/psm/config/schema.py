@@ -19,6 +19,7 @@ MAY_CHANGE = {
     *CALL_KEYS,
     *("accelerator", "devices", "num_nodes", "strategy", "ddp", "loggers", "plugins", "callbacks"),
     *("images.root", "images.download", "images.memory", "images.cache", "images.max_unreadable"),
+    *("images.shard_cache", "images.workers"),
 }
 
 
@@ -52,6 +53,11 @@ class ImagesConfig(Generic[Unset]):
         4.0, "hold sets up to so many GB in memory; larger ones go through a memory-mapped cache", above=0
     )
     cache: str | None = key(None, "folder of that cache; none: psm below the user's cache folder")
+    window: int | None = key(None, "shards: how many of them are mixed at a time; none: 8", at_least=1)
+    shard_cache: float | None = key(None, "shards: GB of disk for copies of remote ones; none: 20", above=0)
+    workers: int | None = key(
+        None, "shards: processes that decode for each device; none: this machine's cores, shared out", at_least=0
+    )
 
 
 @dataclass

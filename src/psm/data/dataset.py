@@ -2,13 +2,17 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
 
 from psm.data.cache import DamagedImage
 from psm.data.names import FileNames, printable
+from psm.utils.indices import evenly_spaced
+
+if TYPE_CHECKING:
+    from psm.data.streamed import StreamedImages
 
 
 class Pixels(Protocol):
@@ -23,6 +27,15 @@ class Pixels(Protocol):
     def __len__(self) -> int: ...
 
     def __getitem__(self, index: int, /) -> Any: ...
+
+
+@runtime_checkable
+class Streamed(Protocol):
+    """Pixels that are read many at a time."""
+
+    def take_batch(self, ids: np.ndarray, /) -> np.ndarray: ...
+
+    def sample(self, most: int, /) -> np.ndarray: ...
 
 
 class ImageStore:
@@ -62,6 +75,17 @@ class ImageStore:
         return channels, height, width
 
     @property
+    def streamed(self) -> "StreamedImages | None":
+        """The images where they are decoded each time they are read, from shards."""
+        return self._pixels if isinstance(self._pixels, Streamed) else None  # type: ignore[return-value]
+
+    def sample(self, most: int) -> torch.Tensor:
+        """At most so many ids, evenly spaced; of shards, from a few of them."""
+        if self.streamed is not None:
+            return torch.from_numpy(self.streamed.sample(most))
+        return evenly_spaced(len(self), most)
+
+    @property
     def mapped(self) -> bool:
         """True if the images stay on disk and are read when needed."""
         return not isinstance(self._pixels, np.ndarray) or isinstance(self._pixels, np.memmap)
@@ -82,6 +106,8 @@ class ImageStore:
             return torch.from_numpy(self._pixels).index_select(0, indices)
         if len(indices) and not 0 <= int(indices.min()) <= int(indices.max()) < len(self):
             raise IndexError(f"image ids run from 0 to {len(self) - 1}")
+        if self.streamed is not None:
+            return torch.from_numpy(self.streamed.take_batch(indices.numpy()))
         batch = torch.empty((len(indices), *self.shape), dtype=torch.uint8)
         rows = batch.numpy()
         # In the order of the file, so that the disk reads forwards.

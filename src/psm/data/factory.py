@@ -8,13 +8,14 @@ import torch
 
 from psm.config.schema import ImagesConfig
 from psm.config.values import check_values
-from psm.data import cifar, download, file_list, image_folder, tiny_imagenet
+from psm.data import cifar, download, file_list, image_folder, shards, tiny_imagenet
 from psm.data import synthetic_shapes as shapes
 from psm.data.dataset import ImageDataset, ImageStore
 from psm.data.file_index import subfolders
 from psm.data.image_files import FileSet, FileSplit, join_sets, load_files
 from psm.data.materialize import PixelSource, materialize
 from psm.data.registry import ARCHIVES, NAMES
+from psm.data.shard_files import is_shards
 from psm.utils.errors import UserError, did_you_mean
 
 
@@ -36,6 +37,15 @@ def load_dataset(
     config = config or ImagesConfig()
     check_values(config, "images.")
     sources = [str(data)] if isinstance(data, (str, Path)) else [str(source) for source in data]
+    of_shards = [source for source in sources if source not in NAMES and is_shards(source)]
+    if of_shards and len(of_shards) < len(sources):
+        other = next(source for source in sources if source not in of_shards)
+        raise UserError(
+            f"data={of_shards[0]} is shards and data={other} is not: write the images of {other} as shards too, with "
+            f"`psm data data={other} shards=...`."
+        )
+    if of_shards:
+        return shards.load(sources, config, progress)
     if len(sources) != 1:
         return load_files(_joined_files(sources, config), config.size, config, progress, shared)
     (name,) = sources

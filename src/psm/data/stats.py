@@ -9,6 +9,7 @@ from psm.utils.errors import UserError
 from psm.utils.indices import evenly_spaced
 
 CHUNK = 100  # images read at a time
+STREAMED_LIMIT = 1_000  # images that are decoded at every start, where they are streamed
 
 
 class Images(Protocol):
@@ -27,7 +28,9 @@ def channel_statistics(images: Images, limit: int = 10_000) -> tuple[tuple[float
     if len(images) == 0:
         raise UserError("there is no image to take the channel statistics of; give a source with at least one.")
     total, squares, count = torch.zeros(3, dtype=torch.float64), torch.zeros(3, dtype=torch.float64), 0
-    for chunk in evenly_spaced(len(images), limit).split(CHUNK):
+    sample = getattr(images, "sample", lambda most: evenly_spaced(len(images), most))
+    few = min(limit, STREAMED_LIMIT) if getattr(images, "streamed", None) is not None else limit
+    for chunk in sample(few).split(CHUNK):
         values = images.take(chunk).to("cpu", torch.float64).div_(255)
         total += values.sum((0, 2, 3))
         squares += values.square().sum((0, 2, 3))

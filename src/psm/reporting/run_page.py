@@ -45,7 +45,6 @@ def write_page(folder: Path | str, data: ImageDataset | None = None) -> Path:
         .get_template("run.html")
         .render(
             title=method_title(config.method),
-            data=show(config.data),
             config=config,
             data=data_name(config.data),
             folder=run.folder.name,

@@ -22,7 +22,6 @@ from psm.training.module import PretrainModule
 from psm.training.progress_bar import ProgressBar
 from psm.utils.errors import Diverged
 from psm.utils.files import append_line, read_lines
-from psm.utils.indices import evenly_spaced
 from psm.utils.run_folder import RunFolder
 
 log = logging.getLogger("psm")
@@ -125,7 +124,7 @@ class MetricsCallback(lightning.Callback):
     def _features(module: PretrainModule, images: ImageStore, most: int) -> tuple[Tensor, Tensor]:
         """Features and labels of at most so many evenly spaced images."""
         assert images.labels is not None
-        indices = evenly_spaced(len(images), most)
+        indices = images.sample(most)
         return extract(module.networks.encoder, images, module.views, indices), images.labels[indices]
 
     @staticmethod

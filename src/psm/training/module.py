@@ -11,6 +11,7 @@ from psm.config import merge as settings
 from psm.config.schema import ResolvedPretrainConfig
 from psm.data import ImageStore
 from psm.data.loader import Batch, BatchLoader, rank_slice
+from psm.data.stream_loader import StreamLoader, decode_workers
 from psm.losses.method_loss import method_loss
 from psm.methods.spec import MethodSpec
 from psm.mining.memory_bank import MemoryBank
@@ -26,7 +27,7 @@ from psm.utils.devices import without_autocast
 from psm.utils.errors import UserError
 from psm.utils.schedule import learning_rate, target_momentum
 from psm.utils.seeding import derived_seed, generator, seed_networks
-from psm.views.transform import Views
+from psm.views.transform import AugmentParams, Views
 
 
 class RunningMean(nn.Module):
@@ -170,8 +171,21 @@ class PretrainModule(lightning.LightningModule):
         if self.trainer.world_size > 1 and self.config.sync_batchnorm:
             sync_batchnorm(self.networks, self.trainer.strategy.root_device)
 
-    def train_dataloader(self) -> BatchLoader:
+    def train_dataloader(self) -> BatchLoader | StreamLoader:
         trainer = self.trainer
+        if self.images.streamed is not None:
+            return StreamLoader(
+                self.images.streamed,
+                self.config.batch_size,
+                self.config.seed,
+                draws=lambda step: self._params(step, "cpu").crop_draws(self.views.settings.crop_ratio),
+                size=self.views.size,
+                step=lambda: trainer.global_step,
+                rank=trainer.global_rank,
+                world=trainer.world_size,
+                device=trainer.strategy.root_device,
+                workers=decode_workers(self.config.images.workers, trainer.world_size // trainer.num_nodes),
+            )
         return BatchLoader(
             self.images,
             self.config.batch_size,
@@ -225,15 +239,19 @@ class PretrainModule(lightning.LightningModule):
 
         And what the target network sees of them, where that differs (``target.views=weak``).
         """
-        size = self.config.batch_size
-        rows = rank_slice(size, self.trainer.global_rank, self.trainer.world_size)
-        numbers = generator(self.config.seed, "views", batch.step)
-        draws = self.views.sample_params(size, numbers, self.config.views.count, rows=rows, device=self.device)
-        views = self.views.apply(batch.images, draws, channels_last=self.channels_last).to(self.dtype)
+        params = self._params(batch.step, self.device)
+        views = self.views.apply(batch.images, params, channels_last=self.channels_last).to(self.dtype)
         if self.method.target.views == "same":
             return views, None
-        weak = self.views.apply(batch.images, draws, channels_last=self.channels_last, weak=True)
+        weak = self.views.apply(batch.images, params, channels_last=self.channels_last, weak=True)
         return views, weak.to(self.dtype)
+
+    def _params(self, step: int, device: torch.device | str) -> AugmentParams:
+        """The augmentation parameters of this rank's images at a step, drawn for the global batch."""
+        size = self.config.batch_size
+        rows = rank_slice(size, self.trainer.global_rank, self.trainer.world_size)
+        numbers = generator(self.config.seed, "views", step)
+        return self.views.sample_params(size, numbers, self.config.views.count, rows=rows, device=device)
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         seed, step = self.config.seed, batch.step

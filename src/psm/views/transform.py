@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn.functional import interpolate
 
 from psm.config.schema import ViewsConfig
+from psm.data.crops import CropDraws
 from psm.ops import CHUNK_PIXELS, crop_color, normalize_channels_
 from psm.utils.devices import to_device, without_autocast
 from psm.utils.errors import UserError
@@ -56,6 +57,15 @@ class AugmentParams:
     def __getitem__(self, images: slice | Tensor) -> "AugmentParams":
         return self._map(lambda values: values[:, images])
 
+    def flatten(self) -> "AugmentParams":
+        """The parameters of all views as those of one view of (views * B) images."""
+        return self._map(lambda values: values.flatten(0, 1).unsqueeze(0))
+
+    def without_crop(self) -> "AugmentParams":
+        """The same but for the crop, which is the whole image."""
+        whole = torch.ones_like(self.crop_scale)
+        return replace(self, crop_scale=whole, crop_ratio=whole, crop_position=torch.zeros_like(self.crop_position))
+
     def views(self) -> list["AugmentParams"]:
         """The parameters of each view, (B,) each."""
         return [self._map(lambda values, view=view: values[view]) for view in range(len(self.flip))]  # type: ignore[misc]
@@ -71,6 +81,11 @@ class AugmentParams:
     def boxes(self, height: int, width: int, ratio_range: Sequence[float]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Top, left, height and width of the crops of images of this size."""
         return crop_boxes(self.crop_scale, self.crop_ratio, self.crop_position, height, width, ratio_range)
+
+    def crop_draws(self, ratio_range: Sequence[float]) -> CropDraws:
+        """The crops alone, for whoever decodes the images (on the CPU)."""
+        columns = (self.crop_scale.numpy(), self.crop_ratio.numpy(), self.crop_position.numpy())
+        return CropDraws(*columns, (ratio_range[0], ratio_range[1]))
 
     def colors(self) -> tuple[Tensor, Tensor]:
         """The affine maps of colors, as ``color_matrix`` gives them."""
@@ -165,6 +180,8 @@ class Views:
         Returns:
             float32 (views, B, 3, size, size).
         """
+        if images.ndim == 5:
+            return self._apply_to_crops(images, params, channels_last)
         _check_images(images)
         if len(params) != len(images):
             raise UserError(
@@ -183,6 +200,16 @@ class Views:
                 for view, cropped, view_params in zip(views[:, rows], colored, params[rows].views(), strict=True):
                     view.copy_(self._normalize_(self._filter(cropped, view_params)))
         return views
+
+    def _apply_to_crops(self, crops: Tensor, params: AugmentParams, channels_last: bool) -> Tensor:
+        """Views of crops (views, B, 3, size, size) that were taken by the boxes of ``params`` already."""
+        if crops.shape[:2] != params.flip.shape or crops.shape[3:] != (self.size, self.size):
+            raise UserError(
+                f"crops of shape {tuple(crops.shape)} were given for {tuple(params.flip.shape)} views of {self.size} "
+                "pixels; give as many of that size."
+            )
+        flat = params.flatten().without_crop()
+        return self.apply(crops.flatten(0, 1), flat, channels_last).view(*crops.shape)
 
     @torch.no_grad()
     def plain(self, images: Tensor) -> Tensor:

@@ -1,0 +1,168 @@
+"""Batches of crops from shards, decoded ahead of time by worker processes."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from psm.data.crops import CropDraws
+from psm.data.loader import Batch, rank_slice
+from psm.data.shard_cache import Prefetcher
+from psm.data.shard_index import WINDOW
+from psm.data.shard_order import ShardOrder
+from psm.data.streamed import Failures, StreamedImages
+from psm.utils.devices import num_cores
+from psm.utils.errors import UserError
+
+CHUNK = 32  # images that a worker decodes at a time
+AHEAD = 2  # batches that are decoded ahead
+
+
+def decode_workers(workers: int | None, processes: int) -> int:
+    """Worker processes of one training process: as asked, or its share of this machine's cores."""
+    return max(1, num_cores() // max(1, processes)) if workers is None else workers
+
+
+@dataclass(frozen=True)
+class _Task:
+    """Some images of a batch, for one worker."""
+
+    ids: np.ndarray
+    draws: CropDraws
+    window: np.ndarray  # shards
+
+
+class _Decoder(Dataset):
+    """What worker processes do. A user's error is returned, not raised: the pipe would hide its sentence."""
+
+    def __init__(self, images: StreamedImages, size: int):
+        self.images, self.size = images, size
+
+    def __getitem__(self, task: _Task) -> tuple[Tensor, Tensor, Failures] | str:
+        torch.set_num_threads(1)
+        try:
+            crops, ids, failures = self.images.crops(task.ids, task.draws, self.size, task.window)
+        except UserError as error:
+            return str(error)
+        return torch.from_numpy(crops), torch.from_numpy(ids), failures
+
+
+class StreamLoader:
+    """Full batches of an epoch's order over shards, starting at the step that ``step()`` returns.
+
+    The counterpart of ``BatchLoader`` for streamed images. The order does not depend on the number of processes, each
+    of which decodes its rows of the global batch. A batch's images are crops (V, B, 3, size, size).
+    """
+
+    def __init__(
+        self,
+        images: StreamedImages,
+        batch_size: int,
+        seed: int,
+        draws: Callable[[int], CropDraws],
+        size: int,
+        step: Callable[[], int] = lambda: 0,
+        rank: int = 0,
+        world: int = 1,
+        device: torch.device | str = "cpu",
+        workers: int = 0,
+    ):
+        """Prepare batches of a set.
+
+        Args:
+            images: the training images.
+            batch_size: of all processes together; a multiple of ``world``.
+            seed: the order is a function of it, of the epoch and of the shards.
+            draws: gives the crops of this process's images at a step.
+            size: side of the crops in pixels.
+            step: returns the step at which an iteration starts.
+            rank: this process.
+            world: number of processes.
+            device: where the batches are used.
+            workers: processes that decode; 0: this one does.
+        """
+        if batch_size % world:
+            raise ValueError(f"a global batch of {batch_size} cannot be split evenly over {world} processes")
+        self.images, self.batch_size, self.seed, self.draws, self.size = images, batch_size, seed, draws, size
+        self.step, self.device, self.workers = step, torch.device(device), workers
+        self.rows = rank_slice(batch_size, rank, world)
+        self.window = images.config.window or WINDOW
+
+    def __len__(self) -> int:
+        return len(self.images) // self.batch_size
+
+    def __iter__(self) -> Iterator[Batch]:
+        step = self.step()
+        epoch, offset = divmod(step, len(self))
+        order = ShardOrder(self.images.starts, self.window, self.seed, epoch)
+        chunks = self._chunks()
+        tasks = (
+            task
+            for index in range(offset, len(self))
+            for task in self._tasks(order, index, step - offset + index, chunks)
+        )
+        decoded = iter(self._decoded(tasks, len(chunks)))
+        prefetcher = Prefetcher(self.images.cache)
+        entered = -1
+        try:
+            for index in range(offset, len(self)):
+                window = order.window_of(index * self.batch_size)
+                if window != entered:
+                    entered = window
+                    self._enter(order, window, prefetcher)
+                yield self._batch(step - offset + index, [next(decoded) for _ in chunks])
+        finally:
+            prefetcher.close()
+
+    def _decoded(self, tasks: Iterator[_Task], chunks: int) -> DataLoader:
+        """The results of tasks in their order, some batches ahead of who takes them."""
+        options: dict[str, Any] = {}
+        if self.workers:
+            options = {"num_workers": self.workers, "prefetch_factor": max(2, -(-AHEAD * chunks // self.workers))}
+        return DataLoader(_Decoder(self.images, self.size), batch_size=None, sampler=tasks, **options)  # type: ignore[arg-type]
+
+    def _chunks(self) -> list[slice]:
+        """Slices of this process's rows that one worker decodes."""
+        count = self.rows.stop - self.rows.start
+        size = min(CHUNK, -(-count // max(1, self.workers)))
+        return [slice(first, min(first + size, count)) for first in range(0, count, size)]
+
+    def _tasks(self, order: ShardOrder, index: int, step: int, chunks: Sequence[slice]) -> Iterator[_Task]:
+        first, last = index * self.batch_size, (index + 1) * self.batch_size
+        ids = order.ids(first, last)[self.rows]
+        windows = order.windows[order.window_of(first) : order.window_of(last - 1) + 1]
+        draws = self.draws(step)
+        for chunk in chunks:
+            yield _Task(ids[chunk], draws[chunk], np.concatenate(windows))
+
+    def _batch(self, step: int, parts: Sequence[tuple[Tensor, Tensor, Failures] | str]) -> Batch:
+        failures = Failures()
+        for part in parts:
+            if isinstance(part, str):
+                raise UserError(part)
+            failures.images.update(part[2].images)
+            failures.shards.update(part[2].shards)
+        self.images.report(failures)
+        ids = torch.cat([part[1] for part in parts if not isinstance(part, str)])
+        crops = torch.cat([part[0] for part in parts if not isinstance(part, str)]).transpose(0, 1)
+        if self.device.type == "cuda":
+            return Batch(step, ids.pin_memory(), crops.contiguous().pin_memory())
+        return Batch(step, ids, crops)
+
+    def _enter(self, order: ShardOrder, window: int, prefetcher: Prefetcher) -> None:
+        """Fetch the shards of this window and the next, and drop all others."""
+        numbers = [number for group in order.windows[window : window + 2] for number in group.tolist()]
+        shards = [self.images.shards[number] for number in numbers]
+        self.images.cache.need(shards)
+        prefetcher.want(shards)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Empty: the step determines where an iteration starts. Lightning requires it to resume within an epoch."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Nothing to restore."""
