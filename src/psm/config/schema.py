@@ -326,6 +326,8 @@ class DataConfig:
 
     data: str | list[str] | None = key(None, "as in pretrain")
     sheet: str | None = key(None, "write a contact sheet of some images to this PNG file")
+    shards: str | None = key(None, "write the images as shards (tar files), for example out/%06d.tar")
+    shard_mb: float = key(256.0, "shards: size in MB at which a new one is begun", above=0)
     images: ImagesConfig[None] = key(ImagesConfig, "")
 
 

@@ -43,9 +43,9 @@ class Unreadable(Exception):
 
 
 def decode(file: Path | bytes, size: int) -> np.ndarray:
-    """The image in a file or its content: upright as EXIF says, over white, resized by its shorter side, center-cropped.
+    """The image in a file or in a file's content, uint8 (3, size, size).
 
-    uint8 (3, size, size).
+    Upright as EXIF says, over white, resized by its shorter side, center-cropped.
     """
     with _opened(file) as image:
         image.draft(None, (2 * size, 2 * size))  # JPEG: decodes at a half, a quarter or an eighth where that is enough

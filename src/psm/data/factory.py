@@ -8,7 +8,7 @@ import torch
 
 from psm.config.schema import ImagesConfig
 from psm.config.values import check_values
-from psm.data import cifar, download, file_list, image_folder, shards, tiny_imagenet
+from psm.data import cifar, download, file_list, hugging_face, image_folder, shards, tiny_imagenet
 from psm.data import synthetic_shapes as shapes
 from psm.data.dataset import ImageDataset, ImageStore
 from psm.data.file_index import subfolders
@@ -29,7 +29,8 @@ def load_dataset(
 
     Args:
         data: shapes, cifar10, cifar100, tiny-imagenet; the path of a folder of images or of a list of files (text,
-            CSV, TSV, JSON lines, Parquet); or several of these paths, whose images are joined.
+            CSV, TSV, JSON lines, Parquet), or several of these, whose images are joined; shards (tar files, with
+            braces, ``*`` or an address of fsspec); ``hf:`` and the name or path of a Hugging Face dataset.
         config: size, limit, split, memory and so on; None: the defaults.
         progress: whether to show a bar on a terminal.
         shared: whether other processes of this machine load the same data: it is then decoded by one of them.
@@ -37,6 +38,10 @@ def load_dataset(
     config = config or ImagesConfig()
     check_values(config, "images.")
     sources = [str(data)] if isinstance(data, (str, Path)) else [str(source) for source in data]
+    if any(source.startswith(hugging_face.PREFIX) for source in sources):
+        if len(sources) > 1:
+            raise UserError(f"data={sources} joins a Hugging Face dataset with others: give it alone.")
+        return hugging_face.load(sources[0], config, progress, shared)
     of_shards = [source for source in sources if source not in NAMES and is_shards(source)]
     if of_shards and len(of_shards) < len(sources):
         other = next(source for source in sources if source not in of_shards)
@@ -47,7 +52,7 @@ def load_dataset(
     if of_shards:
         return shards.load(sources, config, progress)
     if len(sources) != 1:
-        return load_files(_joined_files(sources, config), config.size, config, progress, shared)
+        return load_files(joined_files(sources, config), config.size, config, progress, shared)
     (name,) = sources
     if name == "shapes":
         return _load_shapes(config, progress, shared)
@@ -67,7 +72,7 @@ def is_list(path: Path) -> bool:
     return path.suffix.lower() in file_list.SUFFIXES and path.is_file()
 
 
-def _joined_files(sources: Sequence[str], config: ImagesConfig) -> FileSet:
+def joined_files(sources: Sequence[str], config: ImagesConfig) -> FileSet:
     """The files of several folders and lists, named by their source."""
     if not sources:
         raise UserError("data=[] names nothing: give a name, a folder or a list of files.")

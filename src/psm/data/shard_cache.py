@@ -19,7 +19,6 @@ from psm.utils.errors import UserError
 from psm.utils.files import TEMPORARY_PREFIX
 from psm.utils.locking import locked
 
-
 T = TypeVar("T")
 
 _ATTEMPTS = 5

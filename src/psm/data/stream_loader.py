@@ -123,7 +123,7 @@ class StreamLoader:
         options: dict[str, Any] = {}
         if self.workers:
             options = {"num_workers": self.workers, "prefetch_factor": max(2, -(-AHEAD * chunks // self.workers))}
-        return DataLoader(_Decoder(self.images, self.size), batch_size=None, sampler=tasks, **options)  # type: ignore[arg-type]
+        return DataLoader(_Decoder(self.images, self.size), batch_size=None, sampler=tasks, **options)
 
     def _chunks(self) -> list[slice]:
         """Slices of this process's rows that one worker decodes."""

@@ -201,7 +201,7 @@ class StreamedImages:
         raise UserError(f"no image of {len(window):,} shards in use can be read: {reasons[0] if reasons else ''}.")
 
     def _others(self, index: int, window: np.ndarray, labels: np.ndarray | None) -> Iterable[int]:
-        """Images that may stand in for one: near ones of its shard, then the same place in the window's other shards."""
+        """Images that may stand in for one: near ones of its shard, then ones of the window's other shards."""
         shard = int(self.table.shard[index])
         first, last = int(self.starts[shard]), int(self.starts[shard + 1])
         near = np.arange(max(first, index - _NEAREST), min(last, index + _NEAREST + 1))

@@ -50,8 +50,8 @@ def read_tar(path: Path) -> TarIndex:
         raise ShardError(f"not a tar file ({error})") from None
     except OSError as error:
         raise ShardError(error.strerror or str(error)) from None
-    columns = [np.array([row[column] for row in rows], dtype=np.int64) for column in (1, 2, 3)]
-    return TarIndex([row[0] for row in rows], *columns, problem)  # type: ignore[arg-type]
+    offsets, sizes, labels = (np.array([row[column] for row in rows], dtype=np.int64) for column in (1, 2, 3))
+    return TarIndex([row[0] for row in rows], offsets, sizes, labels, problem)
 
 
 def _samples(archive: tarfile.TarFile) -> Iterator[list[tarfile.TarInfo]]:
@@ -59,7 +59,7 @@ def _samples(archive: tarfile.TarFile) -> Iterator[list[tarfile.TarInfo]]:
     group: list[tarfile.TarInfo] = []
     key = None
     while (member := archive.next()) is not None:
-        archive.members = []  # tarfile keeps every member it has seen
+        vars(archive)["members"] = []  # tarfile keeps every member it has seen
         if not member.isreg():
             continue
         folder, slash, name = member.name.rpartition("/")

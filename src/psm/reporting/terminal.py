@@ -1,5 +1,6 @@
 """Tables on the terminal: methods, data sets and scores."""
 
+import re
 from collections.abc import Iterable
 from dataclasses import fields
 from pathlib import Path
@@ -108,6 +109,34 @@ def data_table(config: DataConfig) -> None:
         print(f"unreadable: {file}: {reason}")
     if sheet:
         _write_sheet(data, sheet)
+
+
+def shards_table(config: DataConfig) -> None:
+    """Write a data set as shards, and print what was written and how to use it."""
+    from psm.data.shard_writer import write_shards
+
+    if config.data is None or config.shards is None:
+        raise UserError("shards= writes the images of a data set: give data= too.")
+    written = write_shards(config.data, config.shards, config.images, config.shard_mb * 1e6)
+    count = len(written.files) + len(written.test_files)
+    print(f"{written.images:,} images in {count:,} shards, {written.bytes / 1e6:,.1f} MB, in {written.files[0].parent}")
+    for file, reason in written.unreadable[:20]:
+        print(f"unreadable, left out: {file}: {reason}")
+    groups = [_braced(files) for files in (written.files, written.test_files) if files]
+    print(f"use: data={groups[0]}" if len(groups) == 1 else f"use: data=[{','.join(groups)}]")
+
+
+def _braced(files: list[Path]) -> str:
+    """Numbered files as one pattern: out/{000000..000012}.tar."""
+    if len(files) == 1:
+        return str(files[0])
+    first, last = files[0].name, files[-1].name
+    start = next(i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b)
+    while start and first[start - 1].isdigit():
+        start -= 1
+    ends = [re.search(r"\d+", name[start:]) for name in (first, last)]
+    low, high = (match.group() if match else "" for match in ends)
+    return str(files[0].parent / f"{first[:start]}{{{low}..{high}}}{first[start + len(low) :]}")
 
 
 def _check_sheet(path: Path) -> None:
