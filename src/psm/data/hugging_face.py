@@ -90,12 +90,13 @@ def load(source: str, config: ImagesConfig, progress: bool, shared: bool) -> Ima
 def scan(source: str, config: ImagesConfig) -> tuple[HfSplit, HfSplit | None, tuple[str, ...]]:
     """Training split, test split where there is one of its own, and class names."""
     opened, wanted = _opened(source)
+    tests: list[str] = []
     if not hasattr(opened, "keys"):
-        train, tests = ("train", opened), []
+        train = ("train", opened)
     elif wanted:
         if wanted not in opened:
             raise UserError(f"data={source}: there is no split {wanted!r}; give one of {', '.join(opened)}.")
-        train, tests = (wanted, opened[wanted]), []
+        train = (wanted, opened[wanted])
     else:
         name = "train" if "train" in opened else next(iter(opened))
         train, tests = (name, opened[name]), [word for word in TEST_NAMES if word in opened and word != name]

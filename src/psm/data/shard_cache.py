@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import BinaryIO, TypeVar
 
 from psm.data.shard_files import ShardError, ShardStatus, cached_name, copy_shard, is_remote, shard_status
 from psm.utils.errors import UserError
@@ -94,39 +94,60 @@ class ShardCache:
                     return
                 if shard_status(shard.address) != shard.status:
                     raise ShardError("it has changed since it was indexed; start again to index it anew")
-                self._make_room(shard.status.bytes)
                 part = path.with_name(f"{TEMPORARY_PREFIX}{path.name}")
                 try:
                     with part.open("wb") as file:
-                        copy_shard(shard.address, shard.status, file.write, lambda: _restart(file))
+                        self._reserve(file, shard.status.bytes)
+                        copy_shard(shard.address, shard.status, self._writer(file), lambda: file.seek(0))
+                        file.truncate()
                     part.replace(path)
                 finally:
                     part.unlink(missing_ok=True)
         except OSError as error:
-            raise UserError(
-                f"The folder {self.folder} cannot be written ({error.strerror}): set images.cache to a folder with "
-                f"{self.most_bytes / 1e9:g} GB of space, or images.shard_cache to less."
-            ) from None
+            raise self._unwritable(error) from None
 
-    def _make_room(self, needed: int) -> None:
-        """Remove the copies that were used longest ago until so many bytes more stay within the bound."""
-        copies = []
-        for file in self.folder.glob("*.tar"):
-            with suppress(OSError):
-                status = file.stat()
-                copies.append((status.st_mtime, status.st_size, file))
-        total = sum(size for _, size, _ in copies) + max(needed, 0)
-        for _, size, file in sorted(copies):
-            if total <= self.most_bytes:
-                break
-            if file.name not in self._needed:
-                file.unlink(missing_ok=True)
-                total -= size
+    def _unwritable(self, error: OSError) -> UserError:
+        return UserError(
+            f"The folder {self.folder} cannot be written ({error.strerror}): set images.cache to a folder with "
+            f"{self.most_bytes / 1e9:g} GB of space, or images.shard_cache to less."
+        )
 
+    def _writer(self, file: BinaryIO) -> Callable[[bytes], None]:
+        """Writes to a file; a full disk is not the server's fault, which would be tried again."""
 
-def _restart(file: object) -> None:
-    file.seek(0)  # type: ignore[attr-defined]
-    file.truncate()  # type: ignore[attr-defined]
+        def write(block: bytes) -> None:
+            try:
+                file.write(block)
+            except OSError as error:
+                raise self._unwritable(error) from None
+
+        return write
+
+    def _reserve(self, part: BinaryIO, needed: int) -> None:
+        """Give a new file its size, after removing copies, those used longest ago first, until all is in the bound."""
+        with locked(self.folder / "room.lock"):
+            self._remove_leftovers()
+            copies = []
+            for file in self.folder.glob("*.tar"):  # also those that are being made, which have their size already
+                with suppress(OSError):
+                    status = file.stat()
+                    copies.append((status.st_mtime, status.st_size, file))
+            total = sum(size for _, size, _ in copies) + max(needed, 0)
+            for _, size, file in sorted(copies):
+                if total <= self.most_bytes:
+                    break
+                if file.name not in self._needed and not file.name.startswith(TEMPORARY_PREFIX):
+                    file.unlink(missing_ok=True)
+                    total -= size
+            part.truncate(max(needed, 0))
+
+    def _remove_leftovers(self) -> None:
+        """Remove what killed processes left behind; a copy that is being made is locked."""
+        for part in self.folder.glob(f"{TEMPORARY_PREFIX}*.tar"):
+            lock = part.with_name(part.name.removeprefix(TEMPORARY_PREFIX)).with_suffix(".lock")
+            with locked(lock, wait=False) as free:
+                if free:
+                    part.unlink(missing_ok=True)
 
 
 class Prefetcher:

@@ -130,8 +130,8 @@ def _splits(data: str | list[str], config: ImagesConfig) -> tuple[_Images, _Imag
         return _of_rows(train), _of_rows(test) if test else None, classes
     files = _file_set(sources, config)
     if files is not None:
-        test_files = files.test and _of_files(files.test.files, files.test.labels)
-        return _of_files(files.train.files, files.train.labels), test_files, files.classes
+        splits = [_of_files(split.files, split.labels) for split in (files.train, files.test) if split is not None]
+        return splits[0], splits[1] if files.test is not None else None, files.classes
     loaded = load_dataset(data, config)
     stores = [_of_store(store) if store is not None else None for store in (loaded.train, loaded.test)]
     assert stores[0] is not None

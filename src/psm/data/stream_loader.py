@@ -157,8 +157,8 @@ class StreamLoader:
         """Fetch the shards of this window and the next, and drop all others."""
         numbers = [number for group in order.windows[window : window + 2] for number in group.tolist()]
         shards = [self.images.shards[number] for number in numbers]
+        prefetcher.want(shards)  # first: what it has not begun of an earlier window is not needed any more
         self.images.cache.need(shards)
-        prefetcher.want(shards)
 
     def state_dict(self) -> dict[str, Any]:
         """Empty: the step determines where an iteration starts. Lightning requires it to resume within an epoch."""

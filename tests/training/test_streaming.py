@@ -1,0 +1,58 @@
+"""Training on shards: resume bit for bit, evaluation, and what the run is told of unreadable images."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import psm
+from psm.config.schema import ImagesConfig
+from psm.data.shard_writer import write_shards
+from psm.training.module import PretrainModule
+
+
+class Interruption(Exception):
+    pass
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    folder = tmp_path_factory.mktemp("shards")
+    config = ImagesConfig(limit=100, size=24)
+    write_shards("shapes", str(folder / "%06d.tar"), config, 30_000)
+    for file in sorted(folder.glob("test-*.tar"))[2:]:  # a few test images are enough
+        file.unlink()
+    return folder
+
+
+def weights(result: Any) -> Any:
+    return torch.cat([value.flatten().float() for value in result.encoder.state_dict().values()])
+
+
+def test_a_resumed_run_on_shards_equals_an_uninterrupted_one(
+    tmp_path: Path, small: Any, shards: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small |= {"data": str(shards), "save": {"every_steps": 1}, "views": {"size": 16}}
+    small["images"] = {"size": 24, "window": 2, "cache": str(tmp_path / "cache"), "workers": 0}
+    whole = psm.pretrain(tmp_path / "whole", **small)
+    step, stops = PretrainModule.training_step, [1, 2, 4]
+
+    def training_step(self: Any, batch: Any, index: Any) -> Any:
+        if stops and batch.step == stops[0]:
+            stops.pop(0)
+            raise Interruption
+        return step(self, batch, index)
+
+    monkeypatch.setattr(PretrainModule, "training_step", training_step)
+    for _ in range(3):
+        with pytest.raises(Interruption):
+            psm.pretrain(tmp_path / "parts", **small, resume="auto")
+    # Another number of worker processes changes nothing.
+    parts = psm.pretrain(tmp_path / "parts", resume=True, progress=False, images={"workers": 1})
+    assert torch.equal(weights(whole), weights(parts))
+    assert [record["loss"] for record in whole.metrics] == [record["loss"] for record in parts.metrics]
+    assert all("knn" in record for record in whole.metrics)
+    scores = psm.evaluate(tmp_path / "whole", linear={"enabled": False}, progress=False)
+    assert scores[0].protocol["data"] == str(shards)
+    assert scores[0].protocol["train_images"] == 100
