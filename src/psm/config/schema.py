@@ -53,10 +53,18 @@ class ImagesConfig(Generic[Unset]):
         4.0, "hold sets up to so many GB in memory; larger ones go through a memory-mapped cache", above=0
     )
     cache: str | None = key(None, "folder of that cache; none: psm below the user's cache folder")
+    whole: bool = key(
+        False, "files: hold whole images, so that crops are taken from all of one, not from its center square"
+    )
+    whole_size: int | None = key(
+        None, "whole: shorter side in pixels at which they are held; none: a quarter more than images.size", at_least=8
+    )
     window: int | None = key(None, "shards: how many of them are mixed at a time; none: 8", at_least=1)
     shard_cache: float | None = key(None, "shards: GB of disk for copies of remote ones; none: 20", above=0)
     workers: int | None = key(
-        None, "shards: processes that decode for each device; none: this machine's cores, shared out", at_least=0
+        None,
+        "shards, whole: processes that crop for each device; none: its share of this machine's cores",
+        at_least=0,
     )
 
 

@@ -22,8 +22,9 @@ from psm.utils.errors import ResourceError, UserError
 from psm.utils.locking import locked
 from psm.utils.resources import write_error
 
-_PIXELS, _CHECKSUMS, _MANIFEST = "pixels.bin", "checksums.bin", "manifest.json"
+_PIXELS, _CHECKSUMS, _SHAPES, _MANIFEST = "pixels.bin", "checksums.bin", "shapes.bin", "manifest.json"
 _CHECKSUM_TYPE = np.dtype("<u4")  # CRC-32
+_SHAPE_TYPE = np.dtype("<i4")
 _HINT = "set images.cache to a folder with enough space, or make the set smaller with images.size or images.limit"
 
 
@@ -32,7 +33,7 @@ class CacheUnusable(UserError):
 
 
 Failure = tuple[int, str]  # index of an image that could not be read, and the reason
-Chunks = Iterable[tuple[np.ndarray, list[Failure]]]
+Chunks = Iterable[tuple[np.ndarray | list[np.ndarray], list[Failure]]]
 
 
 class DamagedImage(UserError):
@@ -40,8 +41,8 @@ class DamagedImage(UserError):
 
     def __init__(self, file: Path, name: str):
         super().__init__(
-            f"{file} is damaged: {name} differs from its checksum. Remove the folder {file.parent} and start again; the "
-            "cache is then rebuilt from the data."
+            f"{file} is damaged: {name} differs from its checksum. Remove the folder {file.parent} and start again; "
+            "the cache is then rebuilt from the data."
         )
         self.file = file
 
@@ -98,20 +99,56 @@ def cache_folder(config: ImagesConfig, create: bool = True) -> Path:
     return folder
 
 
+class CachedWhole:
+    """Memory-mapped whole images, uint8 (H, W, 3) each of its own size, verified when first read in this process."""
+
+    def __init__(self, file: Path, shapes: np.ndarray, checksums: np.ndarray):
+        """Map a file.
+
+        Args:
+            file: the images one after the other.
+            shapes: int32 (N, 2), height and width of each.
+            checksums: of each, (N,).
+        """
+        self.file, self.shapes, self.checksums = file, shapes, checksums
+        self._ends = np.cumsum(np.concatenate([[0], 3 * np.prod(shapes, axis=1, dtype=np.int64)]))
+        self._verified = np.zeros(len(checksums), dtype=bool)
+        self._bytes = np.asarray(np.memmap(file, np.uint8, "c")) if len(shapes) else np.empty(0, np.uint8)
+
+    def __len__(self) -> int:
+        return len(self.shapes)
+
+    def __getitem__(self, index: int) -> np.ndarray:
+        image = self._bytes[self._ends[index] : self._ends[index + 1]]
+        if not self._verified[index]:
+            if zlib.crc32(image.data) != self.checksums[index]:
+                raise DamagedImage(self.file, f"image {index}")
+            self._verified[index] = True
+        return image.reshape(*self.shapes[index], 3)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the file's name rather than its content."""
+        return CachedWhole, (self.file, self.shapes, self.checksums)
+
+
+Cached = CachedPixels | CachedWhole
+
+
 @dataclass(frozen=True)
 class CacheEntry:
-    """The images of one split in the cache."""
+    """The images of one split in the cache: squares of one size, or whole images each of its own."""
 
     cache: Path
     fingerprint: str
     size: int
+    whole: bool = False
 
     @property
     def folder(self) -> Path:
         """The folder of a complete entry."""
         return self.cache / self.fingerprint
 
-    def open(self, chunks: Callable[[], Chunks], most_bytes: int) -> tuple[CachedPixels, list[Failure]]:
+    def open(self, chunks: Callable[[], Chunks], most_bytes: int) -> tuple[Cached, list[Failure]]:
         """Map the images, after building the entry if it is missing.
 
         Args:
@@ -119,7 +156,7 @@ class CacheEntry:
             most_bytes: disk space that the images may need.
 
         Returns:
-            The images (N, 3, size, size), and the failures met when they were read.
+            The images, and the failures met when they were read.
         """
         found = self._read()
         if found is not None:
@@ -137,22 +174,33 @@ class CacheEntry:
             raise CacheUnusable(f"The cache in {self.cache} cannot be read back after writing; {_HINT}.")
         return found
 
-    def _read(self) -> tuple[CachedPixels, list[Failure]] | None:
+    def _read(self) -> tuple[Cached, list[Failure]] | None:
         """The entry, or None if it is missing, incomplete, or its manifest or checksums are damaged."""
         try:
             manifest = json.loads((self.folder / _MANIFEST).read_text())
             if manifest.pop("crc32") != _crc_of(manifest):
                 return None
             shape = (int(manifest["count"]), 3, self.size, self.size)
-            if (self.folder / _PIXELS).stat().st_size != np.prod(shape, dtype=np.int64):
+            shapes = self._read_shapes(manifest) if self.whole else None
+            counts = shape if shapes is None else (3, int(np.prod(shapes, axis=1, dtype=np.int64).sum()))
+            expected = np.prod(counts, dtype=np.int64)
+            if (self.folder / _PIXELS).stat().st_size != expected:
                 return None
             raw = (self.folder / _CHECKSUMS).read_bytes()
             if len(raw) != shape[0] * _CHECKSUM_TYPE.itemsize or zlib.crc32(raw) != manifest["checksums"]:
                 return None
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return None
-        pixels = CachedPixels(self.folder / _PIXELS, shape, np.frombuffer(raw, _CHECKSUM_TYPE))
+        file, checksums = self.folder / _PIXELS, np.frombuffer(raw, _CHECKSUM_TYPE)
+        pixels = CachedPixels(file, shape, checksums) if shapes is None else CachedWhole(file, shapes, checksums)
         return pixels, [(index, reason) for index, reason in manifest["failures"]]
+
+    def _read_shapes(self, manifest: dict[str, Any]) -> np.ndarray:
+        """Height and width of whole images, int32 (N, 2)."""
+        raw = (self.folder / _SHAPES).read_bytes()
+        if zlib.crc32(raw) != manifest["shapes"]:
+            raise ValueError("damaged")
+        return np.frombuffer(raw, _SHAPE_TYPE).reshape(int(manifest["count"]), 2)
 
     def _build(self, chunks: Callable[[], Chunks], most_bytes: int) -> None:
         _remove_leftovers(self.cache)
@@ -170,17 +218,23 @@ class CacheEntry:
 
     def _write(self, part: Path, chunks: Chunks) -> None:
         checksums: list[int] = []
+        shapes: list[tuple[int, ...]] = []
         failures: list[Failure] = []
         with (part / _PIXELS).open("wb") as file:
             for images, failed in chunks:
-                images = np.ascontiguousarray(images)
-                file.write(images.data)
-                checksums += map(zlib.crc32, images)
+                for image in map(np.ascontiguousarray, images):
+                    file.write(image.data)
+                    checksums.append(zlib.crc32(image.data))
+                    shapes.append(image.shape[:2])
                 failures += failed
             file.flush()
             os.fsync(file.fileno())
         raw = np.array(checksums, dtype=_CHECKSUM_TYPE).tobytes()
         manifest = {"count": len(checksums), "size": self.size, "failures": failures, "checksums": zlib.crc32(raw)}
+        if self.whole:
+            sizes = np.array(shapes, dtype=_SHAPE_TYPE).tobytes()
+            manifest["shapes"] = zlib.crc32(sizes)
+            _write_synced(part / _SHAPES, sizes)
         _write_synced(part / _CHECKSUMS, raw)
         _write_synced(part / _MANIFEST, json.dumps(manifest | {"crc32": _crc_of(manifest)}).encode())
         _sync_folder(part)

@@ -82,7 +82,7 @@ def load(root: Path, layout: Layout, config: ImagesConfig, progress: bool, share
     key = f"cifar {decode.VERSION} {root.resolve()} {state} {size} {config.limit}"
     sources = [_source(layout.name, split.images, size, f"{key} {i}") for i, split in enumerate((train, test))]
     stores = [
-        ImageStore(result.pixels, torch.from_numpy(split.labels), split.names)
+        ImageStore(result.held(size), torch.from_numpy(split.labels), split.names)
         for result, split in zip(materialize(sources, config, progress, shared), (train, test), strict=True)
     ]
     return ImageDataset(layout.name, stores[0], stores[1], tuple(classes))

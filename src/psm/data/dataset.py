@@ -13,6 +13,7 @@ from psm.utils.indices import evenly_spaced
 
 if TYPE_CHECKING:
     from psm.data.streamed import StreamedImages
+    from psm.data.whole_images import WholeImages
 
 
 class Pixels(Protocol):
@@ -75,8 +76,8 @@ class ImageStore:
         return channels, height, width
 
     @property
-    def streamed(self) -> "StreamedImages | None":
-        """The images where they are decoded each time they are read, from shards."""
+    def streamed(self) -> "StreamedImages | WholeImages | None":
+        """The images where views are cropped from whole ones as they are read: from shards, or from the cache."""
         return self._pixels if isinstance(self._pixels, Streamed) else None  # type: ignore[return-value]
 
     def sample(self, most: int) -> torch.Tensor:

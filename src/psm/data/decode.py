@@ -57,6 +57,20 @@ def decode(file: Path | bytes, size: int) -> np.ndarray:
         return np.ascontiguousarray(np.asarray(square).transpose(2, 0, 1))
 
 
+def decode_whole(file: Path | bytes, shorter: int) -> np.ndarray:
+    """The whole image in a file, upright and over white, its shorter side at most so many pixels: uint8 (H, W, 3)."""
+    with _opened(file) as image:
+        image.draft(None, (2 * shorter, 2 * shorter))
+        image.load()
+        transpose = _TRANSPOSES.get(_orientation(image))
+        whole = to_rgb(image)
+        scale = shorter / min(whole.size)
+        if scale < 1:
+            width, height = (max(shorter, round(side * scale)) for side in whole.size)
+            whole = whole.resize((width, height), Image.Resampling.LANCZOS)
+        return np.array(whole if transpose is None else whole.transpose(transpose))
+
+
 def shorter_side(file: Path | bytes) -> int:
     """The shorter side of a file's image in pixels, from its header alone."""
     with _opened(file) as image:
@@ -87,7 +101,7 @@ def decode_crops(content: bytes, boxes: Callable[[int, int], Sequence[Box]], siz
     if turned in _TRANSPOSES:
         pixels = np.array(Image.fromarray(pixels).transpose(_TRANSPOSES[turned]))
     scales = pixels.shape[0] / height, pixels.shape[1] / width
-    return np.stack([_resized(pixels, *_scaled(box, *scales, *pixels.shape[:2]), size) for box in crops])
+    return np.stack([resized_box(pixels, _scaled(box, *scales, *pixels.shape[:2]), size) for box in crops])
 
 
 def _whole(image: Image.Image, content: bytes, factor: int) -> np.ndarray:
@@ -110,12 +124,13 @@ def _scaled(box: Box, down: float, across: float, height: int, width: int) -> Bo
     return top, left, min(max(bottom - top, 1), height - top), min(max(right - left, 1), width - left)
 
 
-def _resized(pixels: np.ndarray, top: int, left: int, height: int, width: int, size: int) -> np.ndarray:
-    """The box of an image (H, W, 3) as (3, size, size)."""
-    box = torch.from_numpy(pixels[top : top + height, left : left + width]).permute(2, 0, 1)[None]
+def resized_box(pixels: np.ndarray, box: Box, size: int) -> np.ndarray:
+    """The box of an image (H, W, 3) as (3, size, size), by bilinear antialiasing."""
+    top, left, height, width = box
+    part = torch.from_numpy(pixels[top : top + height, left : left + width]).permute(2, 0, 1)[None]
     if (height, width) != (size, size):
-        box = interpolate(box, (size, size), mode="bilinear", antialias=True)
-    return box[0].contiguous().numpy()
+        part = interpolate(part, (size, size), mode="bilinear", antialias=True)
+    return part[0].numpy()
 
 
 def center_square(image: Image.Image, size: int) -> Image.Image:

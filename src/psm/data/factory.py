@@ -143,7 +143,7 @@ def _load_shapes(config: ImagesConfig, progress: bool, shared: bool) -> ImageDat
         for split, count in counts.items()
     ]
     train, test = (
-        ImageStore(result.pixels, torch.from_numpy(shapes.labels(len(result.pixels))))
+        ImageStore(result.held(size), torch.from_numpy(shapes.labels(len(result.pixels))))
         for result in materialize(sources, config, progress, shared)
     )
     return ImageDataset("shapes", train, test, tuple(shapes.CLASSES))

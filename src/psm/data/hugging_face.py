@@ -13,10 +13,11 @@ from psm.config.schema import ImagesConfig
 from psm.data import decode
 from psm.data.cache import Failure
 from psm.data.dataset import ImageDataset, ImageStore
-from psm.data.image_files import rounded_size, too_many_unreadable
+from psm.data.image_files import ImageDecoder, image_decoder, rounded_size
 from psm.data.materialize import PixelSource, materialize
-from psm.data.names import FileNames, printable
+from psm.data.names import FileNames
 from psm.data.splits import TEST_NAMES, held_out_mask, limit_indices
+from psm.data.unreadable import too_many_unreadable
 from psm.utils.devices import num_cores
 from psm.utils.errors import UserError
 from psm.utils.indices import evenly_spaced
@@ -68,7 +69,7 @@ def load(source: str, config: ImagesConfig, progress: bool, shared: bool) -> Ima
     splits = [train] if test is None else [train, test]
     with ThreadPoolExecutor(num_cores()) as pool, decode.quiet_pillow():
         size = config.size or _typical_size(train)
-        sources = [_source(split, size, pool) for split in splits]
+        sources = [_source(split, image_decoder(size, config), pool) for split in splits]
         results = materialize(sources, config, progress, shared)
     unreadable = tuple(
         (split.name(index), reason)
@@ -82,7 +83,8 @@ def load(source: str, config: ImagesConfig, progress: bool, shared: bool) -> Ima
     for split, result in zip(splits, results, strict=True):
         kept = split.take(result.readable(len(split.rows)))
         labels = None if kept.labels is None else torch.from_numpy(kept.labels)
-        stores.append(ImageStore(result.pixels, labels, FileNames(kept.name(i) for i in range(len(kept.rows)))))
+        names = FileNames(kept.name(index) for index in range(len(kept.rows)))
+        stores.append(ImageStore(result.held(size), labels, names))
     name = source.removeprefix(PREFIX).partition(":")[0].rstrip("/").rpartition("/")[2]
     return ImageDataset(name, stores[0], stores[1] if test is not None else None, classes, unreadable)
 
@@ -197,18 +199,10 @@ def _typical_size(split: HfSplit) -> int:
     return rounded_size(sides)
 
 
-def _source(split: HfSplit, size: int, pool: ThreadPoolExecutor) -> PixelSource:
-    def decoded(content: bytes) -> np.ndarray | str:
-        try:
-            return decode.decode(content, size)
-        except decode.Unreadable as error:
-            return printable(str(error))
+def _source(split: HfSplit, decoder: ImageDecoder, pool: ThreadPoolExecutor) -> PixelSource:
+    def read(start: int, stop: int) -> tuple[np.ndarray | list[np.ndarray], list[Failure]]:
+        return decoder.collect(list(pool.map(decoder, split.contents(start, stop))), start)
 
-    def read(start: int, stop: int) -> tuple[np.ndarray, list[Failure]]:
-        results = list(pool.map(decoded, split.contents(start, stop)))
-        pixels = [result for result in results if not isinstance(result, str)]
-        failures = [(start + i, result) for i, result in enumerate(results) if isinstance(result, str)]
-        return (np.stack(pixels) if pixels else np.empty((0, 3, size, size), dtype=np.uint8)), failures
-
-    fingerprint = f"{split.fingerprint}-{size}"
-    return PixelSource(f"reading {split.source}", len(split.rows), size, fingerprint, read, decodes=True)
+    fingerprint = f"{split.fingerprint}-{decoder.size}{'-whole' * decoder.whole}"
+    title, count = f"reading {split.source}", len(split.rows)
+    return PixelSource(title, count, decoder.size, fingerprint, read, True, decoder.whole)

@@ -20,6 +20,8 @@ from psm.data.file_index import Files, unreadable_folder
 from psm.data.materialize import Materialized, PixelSource, materialize
 from psm.data.names import FileNames, printable
 from psm.data.splits import held_out_mask, limit_indices
+from psm.data.unreadable import too_many_unreadable
+from psm.data.whole_images import held_size
 from psm.utils.devices import num_cores
 from psm.utils.errors import UserError
 from psm.utils.indices import evenly_spaced
@@ -140,7 +142,8 @@ def load_files(data: FileSet, size: int | None, config: ImagesConfig, progress: 
     data = replace(data, train=data.train.take(kept))
     splits = [data.train] if data.test is None else [data.train, data.test]
     with ThreadPoolExecutor(num_cores()) as pool, decode.quiet_pillow():  # decoding releases the interpreter's lock
-        sources = [_source(data.name, split.files, size, pool) for split in splits]
+        decoder = image_decoder(size, config)
+        sources = [_source(data.name, split.files, decoder, pool) for split in splits]
         results = materialize(sources, config, progress, shared)
     unreadable = tuple(
         (printable(split.files.name(index)), reason)
@@ -148,39 +151,59 @@ def load_files(data: FileSet, size: int | None, config: ImagesConfig, progress: 
         for index, reason in result.failures
     )
     _check_unreadable(data, unreadable, sum(len(split.files) for split in splits), config)
-    stores = [_store(split, result) for split, result in zip(splits, results, strict=True)]
+    stores = [_store(split, result, size) for split, result in zip(splits, results, strict=True)]
     if any(len(images) == 0 for images in stores):
         raise UserError(f"A split of {_where(data)} has no readable image at all; replace its files.")
     return ImageDataset(data.name, stores[0], stores[1] if data.test is not None else None, data.classes, unreadable)
 
 
-def _source(name: str, files: Files, size: int, pool: ThreadPoolExecutor) -> PixelSource:
+@dataclass(frozen=True)
+class ImageDecoder:
+    """Decodes files as they are held: center squares of a size, or whole images with that as their shorter side."""
+
+    size: int
+    whole: bool
+
+    def __call__(self, file: Path | bytes) -> np.ndarray | str:
+        """The image, or the reason why it cannot be read."""
+        try:
+            return decode.decode_whole(file, self.size) if self.whole else decode.decode(file, self.size)
+        except decode.Unreadable as error:
+            return printable(str(error))
+
+    def collect(
+        self, results: Sequence[np.ndarray | str], start: int
+    ) -> tuple[np.ndarray | list[np.ndarray], list[Failure]]:
+        """What ``PixelSource.read`` returns, from the results of files ``start`` and following."""
+        pixels = [result for result in results if not isinstance(result, str)]
+        failures = [(start + i, result) for i, result in enumerate(results) if isinstance(result, str)]
+        if self.whole:
+            return pixels, failures
+        return (np.stack(pixels) if pixels else np.empty((0, 3, self.size, self.size), dtype=np.uint8)), failures
+
+
+def image_decoder(size: int, config: ImagesConfig) -> ImageDecoder:
+    """The decoder for images of this size."""
+    return ImageDecoder(held_size(config, size) if config.whole else size, config.whole)
+
+
+def _source(name: str, files: Files, decoder: ImageDecoder, pool: ThreadPoolExecutor) -> PixelSource:
     """The images of some files, decoded by the threads of a pool."""
 
     def decode_files(few: range) -> list[np.ndarray | str]:
-        return [_decode(files.location(index), size) for index in few]
+        return [decoder(files.location(index)) for index in few]
 
-    def read(start: int, stop: int) -> tuple[np.ndarray, list[Failure]]:
+    def read(start: int, stop: int) -> tuple[np.ndarray | list[np.ndarray], list[Failure]]:
         tasks = [range(i, min(i + _FILES_PER_TASK, stop)) for i in range(start, stop, _FILES_PER_TASK)]
-        results = [result for task in pool.map(decode_files, tasks) for result in task]
-        pixels = [result for result in results if not isinstance(result, str)]
-        failures = [(start + i, result) for i, result in enumerate(results) if isinstance(result, str)]
-        return (np.stack(pixels) if pixels else np.empty((0, 3, size, size), dtype=np.uint8)), failures
+        return decoder.collect([result for task in pool.map(decode_files, tasks) for result in task], start)
 
-    return PixelSource(f"reading {name}", len(files), size, _fingerprint(files, size), read, decodes=True)
+    fingerprint = _fingerprint(files, decoder)
+    return PixelSource(f"reading {name}", len(files), decoder.size, fingerprint, read, True, decoder.whole)
 
 
-def _decode(path: Path, size: int) -> np.ndarray | str:
-    """The image, or the reason why it cannot be read."""
-    try:
-        return decode.decode(path, size)
-    except decode.Unreadable as error:
-        return printable(str(error))
-
-
-def _fingerprint(files: Files, size: int) -> str:
+def _fingerprint(files: Files, decoder: ImageDecoder) -> str:
     """A digest of everything that the pixels depend on."""
-    digest = hashlib.sha256(f"files {decode.VERSION} {size}\0".encode())
+    digest = hashlib.sha256(f"files {decode.VERSION} {decoder}\0".encode())
     for root in files.roots:
         digest.update(os.fsencode(root.resolve()) + b"\0")
     digest.update(b"\0".join(map(os.fsencode, files.paths)))
@@ -189,11 +212,11 @@ def _fingerprint(files: Files, size: int) -> str:
     return digest.hexdigest()[:32]
 
 
-def _store(split: FileSplit, result: Materialized) -> ImageStore:
+def _store(split: FileSplit, result: Materialized, size: int) -> ImageStore:
     """The readable images of a split with their labels and names."""
     readable = split.take(result.readable(len(split.files)))
     labels = None if readable.labels is None else torch.from_numpy(readable.labels)
-    return ImageStore(result.pixels, labels, FileNames(readable.files.names()))
+    return ImageStore(result.held(size), labels, FileNames(readable.files.names()))
 
 
 def _where(data: FileSet) -> str:
@@ -208,25 +231,3 @@ def _check_unreadable(data: FileSet, unreadable: tuple[tuple[str, str], ...], co
         if not root.is_dir():
             raise unreadable_folder(root, FileNotFoundError())
     raise UserError(too_many_unreadable(unreadable, count, _where(data), config))
-
-
-def too_many_unreadable(
-    unreadable: Sequence[tuple[str, str]], count: int, where: str, config: ImagesConfig, number: int | None = None
-) -> str:
-    """The sentence that refuses data with more unreadable images than images.max_unreadable allows.
-
-    Args:
-        unreadable: files and reasons, of which some are shown.
-        count: images in all.
-        where: the folder.
-        config: has the allowed fraction.
-        number: of unreadable images, if that is not the number of files.
-    """
-    number = len(unreadable) if number is None else number
-    first = "; ".join(f"{file} ({reason})" for file, reason in unreadable[:3])
-    more = f"; and {len(unreadable) - 3:,} more" if len(unreadable) > 3 else ""
-    return (
-        f"{number:,} of {count:,} images in {where} cannot be read, more than "
-        f"images.max_unreadable={config.max_unreadable:g} allows: {first}{more}. "
-        "Remove or replace them, or raise images.max_unreadable."
-    )

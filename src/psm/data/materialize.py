@@ -9,9 +9,10 @@ import numpy as np
 
 from psm.config.schema import ImagesConfig
 from psm.data import cache
-from psm.data.cache import CachedPixels, Failure
+from psm.data.cache import CachedPixels, CachedWhole, Failure
 from psm.data.dataset import Pixels
 from psm.utils.errors import ResourceError
+from psm.data.whole_images import WholeImages
 from psm.utils.progress import counting
 
 log = logging.getLogger("psm")
@@ -24,7 +25,8 @@ _CHUNK_BYTES = 64_000_000
 class PixelSource:
     """The images of one split before they are decoded.
 
-    ``read(start, stop)`` returns the readable images of that range, uint8 (n, 3, size, size), and the failures. The
+    ``read(start, stop)`` returns the readable images of that range, uint8 (n, 3, size, size), and the failures; whole
+    images as a list of (H, W, 3), with ``size`` their shorter side. The
     fingerprint names everything that the pixels depend on.
     """
 
@@ -32,15 +34,16 @@ class PixelSource:
     count: int
     size: int
     fingerprint: str
-    read: Callable[[int, int], tuple[np.ndarray, list[Failure]]]
+    read: Callable[[int, int], tuple[np.ndarray | list[np.ndarray], list[Failure]]]
     decodes: bool = False  # reading takes much longer than copying
+    whole: bool = False
 
     @property
     def bytes(self) -> int:
-        """Memory of all images."""
-        return self.count * 3 * self.size * self.size
+        """Memory of all images; of whole ones about."""
+        return round(self.count * 3 * self.size * self.size * (1.4 if self.whole else 1))
 
-    def chunks(self, shown: bool) -> Iterator[tuple[np.ndarray, list[Failure]]]:
+    def chunks(self, shown: bool) -> Iterator[tuple[np.ndarray | list[np.ndarray], list[Failure]]]:
         """The images in order, a bounded number at a time."""
         most = max(8, min(1024, _CHUNK_BYTES // (3 * self.size * self.size)))
         step = 1 << (most.bit_length() - 1)  # a power of two, so that chunks end where generated blocks end
@@ -55,8 +58,12 @@ class PixelSource:
 class Materialized:
     """The images of a source that could be read, and the failures."""
 
-    pixels: Pixels
+    pixels: Pixels | CachedWhole
     failures: list[Failure]
+
+    def held(self, size: int) -> Pixels:
+        """The images for a store, as squares of this size."""
+        return WholeImages(self.pixels, size) if isinstance(self.pixels, CachedWhole) else self.pixels
 
     def readable(self, count: int) -> np.ndarray:
         """Indices of the source's ``count`` images that could be read."""
@@ -73,7 +80,7 @@ def materialize(
     Images in memory come from the cache too, decoded once, where decoding them takes its time or several processes of
     this machine need them: all of these then hold the same memory.
     """
-    if sum(source.bytes for source in sources) > config.memory * 1e9:
+    if sum(source.bytes for source in sources) > config.memory * 1e9 or any(source.whole for source in sources):
         folder = cache.cache_folder(config)
         return [_into_cache(source, folder, progress) for source in sources]
     if shared or any(source.decodes and source.count >= KEPT_FROM for source in sources):
@@ -102,6 +109,6 @@ def _into_memory_from_cache(source: PixelSource, folder: Path, progress: bool) -
 
 
 def _into_cache(source: PixelSource, folder: Path, progress: bool) -> Materialized:
-    entry = cache.CacheEntry(folder, source.fingerprint, source.size)
+    entry = cache.CacheEntry(folder, source.fingerprint, source.size, source.whole)
     pixels, failures = entry.open(lambda: source.chunks(progress), source.bytes)
     return Materialized(pixels, failures)

@@ -18,11 +18,11 @@ from pathlib import Path
 import numpy as np
 
 from psm.config.schema import ImagesConfig
-from psm.data.image_files import too_many_unreadable
 from psm.data.names import FileNames, printable
 from psm.data.shard_cache import Shard, ShardCache
 from psm.data.shard_files import ShardError, ShardStatus, is_remote, shard_status
 from psm.data.tar_index import TarIndex, read_tar
+from psm.data.unreadable import too_many_unreadable
 from psm.utils.errors import UserError
 from psm.utils.files import write_atomically
 from psm.utils.progress import counting

@@ -35,6 +35,10 @@ class ShardOrder:
         """The window in which a position of the epoch lies."""
         return int(np.searchsorted(self.ends, position, side="right"))
 
+    def shards(self, first: int, last: int) -> np.ndarray:
+        """The shards of the windows in which some positions lie."""
+        return np.concatenate(self.windows[self.window_of(first) : self.window_of(last - 1) + 1])
+
     def ids(self, first: int, last: int) -> np.ndarray:
         """The ids of the images at some positions of the epoch."""
         parts = []

@@ -22,11 +22,12 @@ from psm.data import cifar, decode, file_list, hugging_face, image_folder, tiny_
 from psm.data.dataset import ImageStore
 from psm.data.factory import is_list, joined_files, load_dataset
 from psm.data.file_index import Files
-from psm.data.image_files import FileSet, too_many_unreadable
+from psm.data.image_files import FileSet
 from psm.data.names import printable
 from psm.data.registry import NAMES
 from psm.data.shard_files import is_shards
 from psm.data.shards import CLASSES_FILE
+from psm.data.unreadable import too_many_unreadable
 from psm.utils.errors import UserError
 from psm.utils.files import TEMPORARY_PREFIX
 from psm.utils.progress import counting

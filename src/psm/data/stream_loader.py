@@ -1,4 +1,4 @@
-"""Batches of crops from shards, decoded ahead of time by worker processes."""
+"""Batches of crops of whole images, from shards or from the cache, made ahead of time by worker processes."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -11,12 +11,14 @@ from torch.utils.data import DataLoader, Dataset
 
 from psm.data.crops import CropDraws
 from psm.data.loader import Batch, rank_slice
-from psm.data.shard_cache import Prefetcher
-from psm.data.shard_index import WINDOW
 from psm.data.shard_order import ShardOrder
 from psm.data.streamed import Failures, StreamedImages
+from psm.data.whole_images import RandomOrder, WholeImages
 from psm.utils.devices import num_cores
 from psm.utils.errors import UserError
+
+CropSource = StreamedImages | WholeImages
+Order = ShardOrder | RandomOrder
 
 CHUNK = 32  # images that a worker decodes at a time
 AHEAD = 2  # batches that are decoded ahead
@@ -33,19 +35,19 @@ class _Task:
 
     ids: np.ndarray
     draws: CropDraws
-    window: np.ndarray  # shards
+    shards: np.ndarray  # whose images may stand in for unreadable ones
 
 
 class _Decoder(Dataset):
     """What worker processes do. A user's error is returned, not raised: the pipe would hide its sentence."""
 
-    def __init__(self, images: StreamedImages, size: int):
+    def __init__(self, images: CropSource, size: int):
         self.images, self.size = images, size
 
     def __getitem__(self, task: _Task) -> tuple[Tensor, Tensor, Failures] | str:
         torch.set_num_threads(1)
         try:
-            crops, ids, failures = self.images.crops(task.ids, task.draws, self.size, task.window)
+            crops, ids, failures = self.images.crops(task.ids, task.draws, self.size, task.shards)
         except UserError as error:
             return str(error)
         return torch.from_numpy(crops), torch.from_numpy(ids), failures
@@ -54,13 +56,14 @@ class _Decoder(Dataset):
 class StreamLoader:
     """Full batches of an epoch's order over shards, starting at the step that ``step()`` returns.
 
-    The counterpart of ``BatchLoader`` for streamed images. The order does not depend on the number of processes, each
-    of which decodes its rows of the global batch. A batch's images are crops (V, B, 3, size, size).
+    The counterpart of ``BatchLoader`` for images from which crops are taken when they are read. The order does not
+    depend on the number of processes, each of which reads its rows of the global batch. A batch's images are crops
+    (V, B, 3, size, size).
     """
 
     def __init__(
         self,
-        images: StreamedImages,
+        images: CropSource,
         batch_size: int,
         seed: int,
         draws: Callable[[int], CropDraws],
@@ -90,7 +93,6 @@ class StreamLoader:
         self.images, self.batch_size, self.seed, self.draws, self.size = images, batch_size, seed, draws, size
         self.step, self.device, self.workers = step, torch.device(device), workers
         self.rows = rank_slice(batch_size, rank, world)
-        self.window = images.config.window or WINDOW
 
     def __len__(self) -> int:
         return len(self.images) // self.batch_size
@@ -98,7 +100,7 @@ class StreamLoader:
     def __iter__(self) -> Iterator[Batch]:
         step = self.step()
         epoch, offset = divmod(step, len(self))
-        order = ShardOrder(self.images.starts, self.window, self.seed, epoch)
+        order = self.images.order(self.seed, epoch)
         chunks = self._chunks()
         tasks = (
             task
@@ -106,17 +108,16 @@ class StreamLoader:
             for task in self._tasks(order, index, step - offset + index, chunks)
         )
         decoded = iter(self._decoded(tasks, len(chunks)))
-        prefetcher = Prefetcher(self.images.cache)
         entered = -1
         try:
             for index in range(offset, len(self)):
                 window = order.window_of(index * self.batch_size)
                 if window != entered:
                     entered = window
-                    self._enter(order, window, prefetcher)
+                    self.images.fetch(order, window)  # type: ignore[arg-type]
                 yield self._batch(step - offset + index, [next(decoded) for _ in chunks])
         finally:
-            prefetcher.close()
+            self.images.close()
 
     def _decoded(self, tasks: Iterator[_Task], chunks: int) -> DataLoader:
         """The results of tasks in their order, some batches ahead of who takes them."""
@@ -131,13 +132,13 @@ class StreamLoader:
         size = min(CHUNK, -(-count // max(1, self.workers)))
         return [slice(first, min(first + size, count)) for first in range(0, count, size)]
 
-    def _tasks(self, order: ShardOrder, index: int, step: int, chunks: Sequence[slice]) -> Iterator[_Task]:
+    def _tasks(self, order: Order, index: int, step: int, chunks: Sequence[slice]) -> Iterator[_Task]:
         first, last = index * self.batch_size, (index + 1) * self.batch_size
         ids = order.ids(first, last)[self.rows]
-        windows = order.windows[order.window_of(first) : order.window_of(last - 1) + 1]
+        shards = order.shards(first, last)
         draws = self.draws(step)
         for chunk in chunks:
-            yield _Task(ids[chunk], draws[chunk], np.concatenate(windows))
+            yield _Task(ids[chunk], draws[chunk], shards)
 
     def _batch(self, step: int, parts: Sequence[tuple[Tensor, Tensor, Failures] | str]) -> Batch:
         failures = Failures()
@@ -152,13 +153,6 @@ class StreamLoader:
         if self.device.type == "cuda":
             return Batch(step, ids.pin_memory(), crops.contiguous().pin_memory())
         return Batch(step, ids, crops)
-
-    def _enter(self, order: ShardOrder, window: int, prefetcher: Prefetcher) -> None:
-        """Fetch the shards of this window and the next, and drop all others."""
-        numbers = [number for group in order.windows[window : window + 2] for number in group.tolist()]
-        shards = [self.images.shards[number] for number in numbers]
-        prefetcher.want(shards)  # first: what it has not begun of an earlier window is not needed any more
-        self.images.cache.need(shards)
 
     def state_dict(self) -> dict[str, Any]:
         """Empty: the step determines where an iteration starts. Lightning requires it to resume within an epoch."""

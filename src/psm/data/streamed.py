@@ -13,11 +13,12 @@ import numpy as np
 from psm.config.schema import ImagesConfig
 from psm.data import decode
 from psm.data.crops import CropDraws
-from psm.data.image_files import too_many_unreadable
 from psm.data.names import FileNames, printable
-from psm.data.shard_cache import Shard, ShardCache
+from psm.data.shard_cache import Prefetcher, Shard, ShardCache
 from psm.data.shard_files import ShardError
-from psm.data.shard_index import SampleTable
+from psm.data.shard_index import WINDOW, SampleTable
+from psm.data.shard_order import ShardOrder
+from psm.data.unreadable import too_many_unreadable
 from psm.utils.devices import num_cores
 from psm.utils.errors import UserError
 from psm.utils.indices import evenly_spaced
@@ -67,6 +68,7 @@ class StreamedImages:
         self.starts = np.searchsorted(table.shard, np.arange(len(self.shards) + 1))  # (shards + 1,)
         self.failures = Failures()
         self._open = _OpenFiles(self.shards, cache)
+        self._prefetcher: Prefetcher | None = None
 
     def __len__(self) -> int:
         return len(self.table)
@@ -75,7 +77,7 @@ class StreamedImages:
         return self.take_batch(np.array([index]))[0]
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_open": None}
+        return self.__dict__ | {"_open": None, "_prefetcher": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -92,6 +94,24 @@ class StreamedImages:
         chosen = filled[evenly_spaced(len(filled), SAMPLED_SHARDS).numpy()]
         ids = np.concatenate([np.arange(self.starts[shard], self.starts[shard + 1]) for shard in chosen])
         return ids[evenly_spaced(len(ids), most).numpy()]
+
+    def order(self, seed: int, epoch: int) -> ShardOrder:
+        """The order of an epoch."""
+        return ShardOrder(self.starts, self.config.window or WINDOW, seed, epoch)
+
+    def fetch(self, order: ShardOrder, window: int) -> None:
+        """Fetch the shards of a window and of the next, and drop all others."""
+        numbers = [number for group in order.windows[window : window + 2] for number in group.tolist()]
+        shards = [self.shards[number] for number in numbers]
+        self._prefetcher = self._prefetcher or Prefetcher(self.cache)
+        self._prefetcher.want(shards)  # first: what it has not begun of an earlier window is not needed any more
+        self.cache.need(shards)
+
+    def close(self) -> None:
+        """End fetching."""
+        if self._prefetcher is not None:
+            self._prefetcher.close()
+            self._prefetcher = None
 
     def take_batch(self, ids: np.ndarray) -> np.ndarray:
         """Center squares of images, (B, 3, size, size). In place of an unreadable one stands one of its class."""

@@ -1,0 +1,90 @@
+"""Whole images from the cache, aspect ratio kept: crops are taken from all of an image, not from its center square."""
+
+import numpy as np
+import torch
+
+from psm.config.schema import ImagesConfig
+from psm.data.cache import CachedWhole
+from psm.data.crops import CropDraws
+from psm.data.decode import resized_box
+from psm.data.streamed import Failures
+from psm.utils.indices import evenly_spaced
+from psm.utils.seeding import generator
+
+
+def held_size(config: ImagesConfig, size: int) -> int:
+    """The shorter side at which whole images are held: as asked, or a quarter more than the images' size."""
+    return config.whole_size or -(-5 * size // 4)
+
+
+class RandomOrder:
+    """The images of one epoch in the order of ``BatchLoader``; there are no windows."""
+
+    def __init__(self, count: int, seed: int, epoch: int):
+        self._order = torch.randperm(count, generator=generator(seed, "order", epoch)).numpy()
+
+    def window_of(self, position: int) -> int:
+        """All of an epoch is one window."""
+        return 0
+
+    def shards(self, first: int, last: int) -> np.ndarray:
+        """None."""
+        return np.empty(0, dtype=np.int64)
+
+    def ids(self, first: int, last: int) -> np.ndarray:
+        """The ids of the images at some positions of the epoch."""
+        return self._order[first:last]
+
+
+class WholeImages:
+    """Whole images as center squares uint8 (N, 3, size, size); ``crops`` gives parts of the whole images instead."""
+
+    dtype = np.dtype(np.uint8)
+
+    def __init__(self, images: CachedWhole, size: int):
+        self.images, self.size = images, size
+        self.shape = (len(images), 3, size, size)
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, index: int) -> np.ndarray:
+        image = self.images[index]
+        height, width = image.shape[:2]
+        side = min(height, width)
+        return resized_box(image, ((height - side) // 2, (width - side) // 2, side, side), self.size)
+
+    def sample(self, most: int) -> np.ndarray:
+        """At most so many evenly spaced ids."""
+        return evenly_spaced(len(self), most).numpy()
+
+    def take_batch(self, ids: np.ndarray) -> np.ndarray:
+        """Center squares of images, (B, 3, size, size)."""
+        batch = np.empty((len(ids), *self.shape[1:]), dtype=np.uint8)
+        for row, index in enumerate(ids.tolist()):
+            batch[row] = self[index]
+        return batch
+
+    def order(self, seed: int, epoch: int) -> RandomOrder:
+        """The order of an epoch."""
+        return RandomOrder(len(self), seed, epoch)
+
+    def crops(
+        self, ids: np.ndarray, draws: CropDraws, size: int, shards: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray, Failures]:
+        """Crops uint8 (B, V, 3, size, size) of whole images, their ids, and no failures."""
+        batch = np.empty((len(ids), len(draws.scale), 3, size, size), dtype=np.uint8)
+        for row, index in enumerate(ids.tolist()):
+            image = self.images[index]
+            for view, box in enumerate(draws.boxes(row, *image.shape[:2])):
+                batch[row, view] = resized_box(image, box, size)
+        return batch, ids, Failures()
+
+    def report(self, failures: Failures) -> None:
+        """Nothing: what could not be read was left out when the cache was built."""
+
+    def fetch(self, order: RandomOrder, window: int) -> None:
+        """Nothing: all images are here."""
+
+    def close(self) -> None:
+        """Nothing to end."""
