@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from psm.data import load_dataset
     from psm.evaluation.evaluate import evaluate
+    from psm.exporting.export import export
     from psm.losses.contrastive import ContrastiveLoss
     from psm.losses.method_loss import method_loss
     from psm.losses.negative_weighting import NegativeWeighting
@@ -37,6 +38,7 @@ _MODULES = {
     "Views": "psm.views.transform",
     "create_encoder": "psm.models.factory",
     "evaluate": "psm.evaluation.evaluate",
+    "export": "psm.exporting.export",
     "get_method": "psm.methods",
     "inspect": "psm.reporting.inspector",
     "keep_probability": "psm.mining.pnsm",
@@ -64,6 +66,7 @@ __all__ = [
     "__version__",
     "create_encoder",
     "evaluate",
+    "export",
     "get_method",
     "inspect",
     "keep_probability",

@@ -22,6 +22,7 @@ USAGE = """psm: learn image encoders from unlabeled images by contrastive learni
   psm pretrain out=runs/a data=cifar10 method=psm epochs=200
   psm evaluate runs/a
   psm inspect runs/a
+  psm export runs/a format=onnx
   psm methods [method=psm]
   psm data [data=cifar10]
   psm experiment run table1 preset=laptop out=study
@@ -33,7 +34,7 @@ HELP = ("-h", "--help", "help")
 
 
 # Each command is a module of this folder: `Config`, its settings, and `run(arguments)`, which may return an exit code.
-COMMANDS = ("pretrain", "evaluate", "inspect", "methods", "data", "experiment")
+COMMANDS = ("pretrain", "evaluate", "inspect", "export", "methods", "data", "experiment")
 
 
 # Exit codes after signals. Schedulers send SIGUSR1 some time before the end; 75 (EX_TEMPFAIL) asks to be queued again.

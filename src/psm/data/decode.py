@@ -71,6 +71,15 @@ def decode_whole(file: Path | bytes, shorter: int) -> np.ndarray:
         return np.array(whole if transpose is None else whole.transpose(transpose))
 
 
+def open_rgb(file: Path | bytes) -> Image.Image:
+    """The image in a file at its own size: upright as EXIF says, over white, 8-bit RGB."""
+    with _opened(file) as image:
+        image.load()
+        transpose = _TRANSPOSES.get(_orientation(image))
+        rgb = to_rgb(image)
+        return rgb if transpose is None else rgb.transpose(transpose)
+
+
 def shorter_side(file: Path | bytes) -> int:
     """The shorter side of a file's image in pixels, from its header alone."""
     with _opened(file) as image:

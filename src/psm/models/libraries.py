@@ -5,6 +5,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import NamedTuple
 
+import torch
 from torch import nn
 
 from psm.models.torchvision_ops import define_missing_operators
@@ -25,17 +26,30 @@ def _torchvision_names() -> list[str]:
 
 def _create_torchvision(name: str) -> nn.Module:
     """A classification model with its last linear layer replaced by the identity."""
-    models = _import("torchvision").models
+    network = _whole_torchvision(name)
+    parent, _, last = _last_linear(network, name).rpartition(".")
+    setattr(network.get_submodule(parent), last, nn.Identity())
+    return network
+
+
+def torchvision_classifier(name: str) -> str:
+    """The path of the classifier that a torchvision model loses here, for example ``fc`` or ``classifier.3``."""
+    with torch.device("meta"):
+        return _last_linear(_whole_torchvision(name), name)
+
+
+def _whole_torchvision(name: str) -> nn.Module:
     known = _torchvision_names()
     if name not in known:
         raise UserError(f"torchvision has no classification model {name!r}{did_you_mean(name, known)}.")
-    network = models.get_model(name, weights=None)
+    return _import("torchvision").models.get_model(name, weights=None)
+
+
+def _last_linear(network: nn.Module, name: str) -> str:
     linear = [path for path, part in network.named_modules() if isinstance(part, nn.Linear)]
     if not linear:
         raise UserError(f"the model torchvision/{name} has no linear classifier to remove; use another encoder.")
-    parent, _, last = linear[-1].rpartition(".")
-    setattr(network.get_submodule(parent), last, nn.Identity())
-    return network
+    return linear[-1]
 
 
 def _timm_names() -> list[str]:

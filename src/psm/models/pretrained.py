@@ -20,6 +20,7 @@ from psm.utils.files import write_atomically, write_text_atomically
 from psm.utils.run_folder import RunFolder
 
 ENCODER_PREFIX = "networks.encoder."  # of the encoder's keys in the state dict of a checkpoint
+HUB_WEIGHTS = "model.safetensors"  # in a folder that `psm export format=hf` wrote
 CUSTOM = "custom"  # the name of an encoder that was given as a module
 
 
@@ -111,7 +112,7 @@ def find_encoder(path: str | Path) -> Path:
     if not path.is_dir():
         return path
     run = RunFolder(path)
-    for file in (run.encoder, run.checkpoint):
+    for file in (run.encoder, run.checkpoint, path / HUB_WEIGHTS):
         if file.exists():
             return file
     raise UserError(f"checkpoint={path} holds neither {run.encoder.name} nor a checkpoint: is it a run folder?")

@@ -4,8 +4,10 @@ import io
 import json
 import logging
 import os
+import shutil
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -64,10 +66,44 @@ def write_text_atomically(path: Path, text: str) -> None:
     write_atomically(path, lambda file: file.write(text.encode()))
 
 
+@contextmanager
+def temporary_folder(beside: Path) -> Iterator[Path]:
+    """A new folder on the same disk as a path that does not exist yet; removed afterwards with what is still in it.
+
+    What is finished is moved out of it: nothing half-written ever has its final name. Folders that had to be created
+    above the path are removed again if they are left empty.
+    """
+    missing = [folder for folder in beside.parents if not folder.exists()]
+    beside.parent.mkdir(parents=True, exist_ok=True)
+    folder = Path(tempfile.mkdtemp(dir=beside.parent, prefix=TEMPORARY_PREFIX))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        for parent in missing:
+            with suppress(OSError):
+                parent.rmdir()
+
+
+def move_into_place(path: Path, target: Path) -> None:
+    """Give a finished file or folder its final name, in place of what has that name. Both are on the same disk."""
+    if not path.is_dir():
+        path.replace(target)
+        return
+    replaced = None
+    if target.exists():
+        replaced = target.with_name(f"{TEMPORARY_PREFIX}replaced-{target.name}")
+        shutil.rmtree(replaced, ignore_errors=True)
+        target.rename(replaced)
+    path.rename(target)
+    if replaced is not None:
+        shutil.rmtree(replaced, ignore_errors=True)
+
+
 def remove_temporary_files(folder: Path) -> None:
-    """Remove the temporary files of writes that were killed, in a folder and below."""
-    for path in folder.rglob(f"{TEMPORARY_PREFIX}*"):
-        path.unlink(missing_ok=True)
+    """Remove the temporary files and folders of writes that were killed, in a folder and below."""
+    for path in list(folder.rglob(f"{TEMPORARY_PREFIX}*")):
+        shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
 
 
 def append_line(path: Path, record: dict[str, Any]) -> None:

@@ -63,6 +63,11 @@ class RunFolder:
         return self.folder / "inspect.html"
 
     @property
+    def exports(self) -> Path:
+        """The folder of what `psm export` wrote without being told where."""
+        return self.folder / "export"
+
+    @property
     def marker(self) -> Path:
         """Marks the folder as a run's; the process that writes the run holds a lock on it."""
         return self.folder / ".psm"
@@ -89,7 +94,7 @@ class RunFolder:
         nothing that looks like a run.
         """
         written = (self.config, self.checkpoint.parent, self.metrics, self.encoder, self.info, self.log, self.scores)
-        return [*written, self.page, self.inspection, self.unreadable, self.folder / "logs"]
+        return [*written, self.page, self.inspection, self.unreadable, self.exports, self.folder / "logs"]
 
     def resume_point(self, resume: str) -> Path | None:
         """The checkpoint that ``resume`` continues from; None for a run without checkpoint so far."""

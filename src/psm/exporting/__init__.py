@@ -1,0 +1,1 @@
+"""Encoders in other formats: ONNX, TorchScript, torch.export, state dicts of other libraries, a Hugging Face folder."""
