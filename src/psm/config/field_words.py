@@ -31,7 +31,10 @@ WORDS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("image_size", "img_size", "resize"), ("images.size",)),
     **dict.fromkeys(("crop_size", "input_size"), ("views.size",)),
     **dict.fromkeys(("output_dir", "output", "save_dir", "log_dir", "logdir", "exp_dir"), ("out",)),
-    **dict.fromkeys(("checkpoint", "ckpt", "ckpt_path", "resume_from", "weights"), ("checkpoint", "resume", "run")),
+    **dict.fromkeys(
+        ("checkpoint", "ckpt", "ckpt_path", "resume_from", "weights"), ("checkpoint", "resume", "init", "run")
+    ),
+    **dict.fromkeys(("pretrained", "pretrained_weights", "load_from", "init_from", "from_pretrained"), ("init",)),
     **dict.fromkeys(("save_every", "save_freq", "checkpoint_every"), ("save.snapshots", "save.every_steps")),
     **dict.fromkeys(("random_seed", "manual_seed"), ("seed", "seeds")),
     **dict.fromkeys(("logger", "wandb", "tensorboard"), ("loggers",)),

@@ -17,7 +17,7 @@ from psm.utils.errors import UserError, did_you_mean
 
 __all__ = [
     *("build", "check_values", "flatten", "parse", "read_yaml", "refuse_call_keys", "rows", "to_dict", "to_yaml"),
-    *("Row", "resolved_config", "type_name"),
+    *("Row", "resolved_config", "type_name", "value_at"),
 ]
 
 T = TypeVar("T")

@@ -188,6 +188,16 @@ class PretrainSettings(Generic[Unset]):
         "cifar (3x3), imagenet (7x7 and pooling) or auto: cifar below 96 pixels",
         choices=("auto", "cifar", "imagenet"),
     )
+    init: str | None = key(
+        None,
+        "weights to start from: a run folder, a checkpoint, a .safetensors, or a state dict of torchvision or timm "
+        "(.pth, .pt); a run brings its settings too, where none are given",
+        filled=True,
+    )
+    init_heads: bool | None = key(
+        None,
+        "take projector and predictor of init too; none: where it has them and they fit, else they start at random",
+    )
     epochs: int = key(200, "how often the images are seen", at_least=1)
     batch_size: int = key(256, "images a step over all devices together", at_least=2)
     seed: int = key(0, "decides every random draw")

@@ -186,7 +186,10 @@ def _common_settings(request: Request, preset: presets.Preset, data: str) -> dic
     """Keys of `psm pretrain` that all runs on a data set share."""
     own = {row.key for row in settings.rows(ExperimentConfig)}
     of_preset = {k: v for k, v in preset.settings.items() if k not in own}
-    return of_preset | dict(request.keys) | {"data": absolute_data(data), "plugins": request.config.plugins}
+    keys = dict(request.keys)
+    if keys.get("init") is not None:
+        keys["init"] = str(Path(keys["init"]).expanduser().resolve())
+    return of_preset | keys | {"data": absolute_data(data), "plugins": request.config.plugins}
 
 
 def _planned_run(row: Configuration, request: Request, preset: presets.Preset, data: str, seed: int) -> PlannedRun:

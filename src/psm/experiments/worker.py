@@ -78,7 +78,9 @@ def _train(study: Study, run: PlannedRun) -> None:
     from psm.training.pretrain import run_pretraining
 
     if not _is_trained(RunFolder(study.run(run.name)), run.epochs):
-        run_pretraining(run.settings, {"out": str(study.run(run.name)), "resume": "auto", "progress": False})
+        call = {"out": str(study.run(run.name)), "resume": "auto", "progress": False}
+        # The preset sets what all runs share, so that init= gives weights and no settings.
+        run_pretraining(run.settings, call, take_over=False)
 
 
 def _is_trained(run: RunFolder, epochs: int) -> bool:
@@ -152,6 +154,8 @@ def _run_description(study: Study, job: Job, protocol: dict[str, Any]) -> dict[s
 
     run = RunFolder(study.run(job.run.name))
     config = dict(settings.flatten(settings.to_dict(load_run_config(run)))) | {"data": data_name(job.run.data)}
+    if config["init"] is not None:
+        config["init"] = Path(config["init"]).name
     curves = read_lines(run.metrics)
     return {
         "run": job.run.name,

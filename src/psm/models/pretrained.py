@@ -3,7 +3,7 @@
 import json
 import zlib
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,9 @@ class EncoderInfo:
     method: str
     data: str | list[str]
     epoch: int
+    init: dict[str, Any] | None = (
+        None  # the weights that training started from: see `init_weights.load_initial_weights`
+    )
 
     def how_to_load(self) -> list[str]:
         """Lines of Python that load the encoder with this package and, for a ResNet, without it."""
@@ -95,9 +98,11 @@ def load_encoder(path: str | Path, module: nn.Module | None = None) -> Encoder:
 def read_encoder(path: str | Path) -> tuple[EncoderInfo, dict[str, Tensor]]:
     """The info and the state dict in a run folder, a checkpoint or an encoder.safetensors."""
     path = find_encoder(path)
-    if path.suffix == ".safetensors":
-        return _read_safetensors(path)
-    checkpoint = read_checkpoint(path)
+    return _read_safetensors(path) if path.suffix == ".safetensors" else checkpoint_encoder(read_checkpoint(path), path)
+
+
+def checkpoint_encoder(checkpoint: Mapping[str, Any], path: Path) -> tuple[EncoderInfo, dict[str, Tensor]]:
+    """The info and the state dict of the encoder in the contents of a checkpoint; ``path`` names it in errors."""
     info = _parse_info(checkpoint["psm"]["encoder_info"], path)
     prefix = ENCODER_PREFIX if info.encoder in ENCODERS else f"{ENCODER_PREFIX}module."
     state = {k.removeprefix(prefix): v for k, v in checkpoint["state_dict"].items() if k.startswith(prefix)}
@@ -147,6 +152,7 @@ def checksum(state: Mapping[str, Tensor], description: Mapping[str, Any] | None 
 def _parse_info(description: dict[str, Any] | str, path: Path) -> EncoderInfo:
     try:
         known = json.loads(description) if isinstance(description, str) else description
-        return EncoderInfo(**{f.name: known[f.name] for f in fields(EncoderInfo)})
-    except (KeyError, TypeError, json.JSONDecodeError):
+        optional = {f.name for f in fields(EncoderInfo) if f.default is not MISSING} - known.keys()
+        return EncoderInfo(**{f.name: known[f.name] for f in fields(EncoderInfo) if f.name not in optional})
+    except (AttributeError, KeyError, TypeError, json.JSONDecodeError):
         raise UserError(f"{path} does not say completely how to load it: was it written by another version?") from None

@@ -58,6 +58,11 @@ class SiameseNetworks(nn.Module):
         self.compiled = True
 
     @property
+    def heads(self) -> list[str]:
+        """Names of the heads that there are."""
+        return ["projector", *(["predictor"] if self.predictor is not None else [])]
+
+    @property
     def _online_networks(self) -> nn.ModuleList:
         """The networks that are trained by gradient."""
         return nn.ModuleList([self.encoder, self.projector, *([self.predictor] if self.predictor else [])])
@@ -113,6 +118,11 @@ class SiameseNetworks(nn.Module):
         """Keys (B, D) of images (B, 3, H, W): projections of the target network, of the online one without target."""
         with self._accelerated(images.device):
             return self.projector(self.encoder(images)) if self.target is None else self.target(images)
+
+    def reset_target(self) -> None:
+        """Make the target equal to the online network, batch-norm statistics included. Does nothing without target."""
+        if self.target is not None:
+            self.target.load_state_dict(nn.Sequential(self.encoder, self.projector).state_dict())
 
     @torch.no_grad()
     def update_target(self, momentum: float) -> None:

@@ -29,11 +29,13 @@ from psm.methods.build import build_networks, method_of
 from psm.methods.plugins import load_plugins
 from psm.models.encoder import unwrapped
 from psm.models.factory import prefers_channels_last
-from psm.models.pretrained import EncoderInfo, read_encoder, save_encoder
+from psm.models.init_weights import InitialWeights, describe, load_initial_weights
+from psm.models.pretrained import EncoderInfo, checkpoint_encoder, read_encoder, save_encoder
 from psm.models.resnet import ResNet
 from psm.training.callbacks import CheckpointCallback, MetricsCallback, metric_names
 from psm.training.distributed import is_rank_zero, join, shares_machine
 from psm.training.exchange import Exchange, handed_down, inherited
+from psm.training.initial import initial_settings, initial_weights
 from psm.training.launch import Launch, find_launch
 from psm.training.module import PretrainModule
 from psm.training.preemption import PreemptionCallback
@@ -155,6 +157,7 @@ def run_pretraining(
     data: DataLike | None = None,
     encoder: nn.Module | None = None,
     callbacks: Sequence[lightning.Callback] = (),
+    take_over: bool = True,
 ) -> PretrainResult:
     """Pretrain by the merged overrides.
 
@@ -162,6 +165,7 @@ def run_pretraining(
         overrides: nested keys, the later ones winning.
         data, encoder: used instead of what the keys of that name say.
         callbacks: used beside those that the key names; not stored with the run.
+        take_over: with ``init=`` of a run, take its settings where none are given.
     """
     asked = settings.build(PretrainConfig, *overrides)
     if not asked.out:
@@ -190,7 +194,7 @@ def _pretrain(
     if handed is not None:  # Lightning has started this process from one that holds the folder
         join(int(os.environ["LOCAL_RANK"]) or 1)
         config, loaded, trainer, module = _follow(run, handed, Launch(), data, encoder, callbacks)
-        return _fit(run, trainer, module, loaded, handed["resume"])
+        return _fit(run, trainer, module, loaded, handed["resume"] is not None)
     launch = find_launch(asked)
     join(launch.rank)
     exchange = Exchange(launch, float(asked.ddp.get("timeout", WAIT)))
@@ -199,7 +203,7 @@ def _pretrain(
         with exchange.getting_ready():
             config, loaded, trainer, module = _follow(run, decision, launch, data, encoder, callbacks)
         with handed_down(decision):
-            return _fit(run, trainer, module, loaded, decision["resume"])
+            return _fit(run, trainer, module, loaded, decision["resume"] is not None)
     with ExitStack() as stack:
         deciding = stack.enter_context(ExitStack())
         deciding.enter_context(exchange.deciding())
@@ -210,7 +214,10 @@ def _pretrain(
         stored: PretrainSettings | None = begun
         if resuming and run.config.exists():
             stored = settings.build(PretrainConfig, settings.read_yaml(run.config))
-        user = settings.build(PretrainConfig, *overrides, base=stored)
+        init = (stored or asked).init if point is None else None
+        weights = initial_weights(init, run, encoder, take_over and stored is None) if init else None
+        base = stored or (initial_settings(weights, overrides) if take_over else None)
+        user = settings.build(PretrainConfig, *overrides, base=base)
         user = replace(user, plugins=plugins or user.plugins)
         check_settings(user)
         loaded = _load_data(data, user, user.progress)
@@ -220,10 +227,11 @@ def _pretrain(
         if stored:
             # The checkpoint has the configuration that the run began with, whatever config.yaml says by now.
             _refuse_changes(run, begun or stored, config)
-        trainer, module = _prepare(run, config, loaded, encoder, callbacks, launch)
+        trainer, module = _prepare(run, config, loaded, encoder, callbacks, launch, weights, point)
+        del weights  # the networks have them
         decision = {
             "config": settings.to_dict(config),
-            "resume": point is not None,
+            "resume": None if point is None else str(point),
             "images": len(loaded.train),
             "mean": list(module.info.mean),
         }
@@ -236,6 +244,8 @@ def _pretrain(
         if not resuming and aside is not None:
             log.warning("the run that was in %s is now in %s", run.folder, aside)
         save_run_config(run, config)
+        if module.info.init is not None and point is None:
+            log.warning(describe(module.info.init, module.networks.heads))
         _report_unreadable(run, loaded)
         deciding.close()
         exchange.start()
@@ -254,7 +264,9 @@ def _follow(
     """Prepare what rank 0 has decided. Nothing is written."""
     config = settings.resolved_config(settings.build(PretrainConfig, decision["config"]))
     loaded = _load_data(data, config, progress=False)
-    trainer, module = _prepare(run, config, loaded, encoder, callbacks, launch)
+    point = None if decision["resume"] is None else Path(decision["resume"])
+    weights = initial_weights(config.init, run, encoder) if config.init and point is None else None
+    trainer, module = _prepare(run, config, loaded, encoder, callbacks, launch, weights, point)
     difference = image_difference(
         {"images": decision["images"], "encoder_info": {"mean": decision["mean"]}}, len(loaded.train), module.info.mean
     )
@@ -320,6 +332,12 @@ def _refuse_changes(run: RunFolder, begun: PretrainSettings, config: ResolvedPre
     for dotted, value in now.items():
         # The images are compared themselves: they may lie elsewhere by now.
         may_change = dotted in MAY_CHANGE or dotted.partition(".")[0] in MAY_CHANGE or dotted == "data"
+        if dotted == "epochs" and before.get(dotted) != value and run.encoder.exists():
+            raise UserError(
+                f"epochs={value} does not continue the run in {run.folder}, which is finished: its learning rate fell "
+                f"to zero over epochs={before.get(dotted)}. Pretrain further in another run, from its weights and with "
+                f"a schedule of its own: psm pretrain out=... init={run.folder} epochs=..."
+            )
         if not may_change and before.get(dotted) != value:
             raise UserError(
                 f"{dotted}={value} differs from {dotted}={before.get(dotted)} of the run in {run.folder}: resume it "
@@ -345,8 +363,18 @@ def _prepare(
     encoder: nn.Module | None,
     callbacks: Sequence[lightning.Callback],
     launch: Launch,
+    weights: InitialWeights | None,
+    point: Path | None,
 ) -> tuple[lightning.Trainer, PretrainModule]:
-    """The trainer and the module. A user's mistake is found here, before anything is written."""
+    """The trainer and the module. A user's mistake is found here, before anything is written.
+
+    Args:
+        encoder: used instead of the one that the configuration names.
+        callbacks: used beside those that it names.
+        launch: how the processes of the run were started.
+        weights: to start from, or None.
+        point: the checkpoint that the run goes on from, or None.
+    """
     mean, std = channel_statistics(data.train)
     views = Views(config.views, data.size, mean, std)
     bar = ProgressBar(config.progress) if is_rank_zero() else None
@@ -362,6 +390,9 @@ def _prepare(
         )
     method = method_of(config)
     nets = build_networks(config, method, views.size, encoder)
+    init = None if weights is None else load_initial_weights(nets, weights, config.init_heads)
+    if point is not None:
+        init = checkpoint_encoder(read_checkpoint(point), point)[0].init
     channels_last = config.channels_last
     if channels_last is None:
         channels_last = prefers_channels_last(trainer.strategy.root_device)
@@ -379,6 +410,7 @@ def _prepare(
         method=config.method,
         data=config.data,
         epoch=0,
+        init=init,
     )
     try:
         module = PretrainModule(nets, method, views, data.train, config, info, channels_last)
