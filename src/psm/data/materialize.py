@@ -11,8 +11,8 @@ from psm.config.schema import ImagesConfig
 from psm.data import cache
 from psm.data.cache import CachedPixels, CachedWhole, Failure
 from psm.data.dataset import Pixels
-from psm.utils.errors import ResourceError
 from psm.data.whole_images import WholeImages
+from psm.utils.errors import ResourceError
 from psm.utils.progress import counting
 
 log = logging.getLogger("psm")

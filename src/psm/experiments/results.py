@@ -177,19 +177,16 @@ def read_csv(path: Path) -> list[dict[str, str]]:
     """The rows of a CSV file, every value as text and without the checksum; none where there is no file."""
     if not path.exists():
         return []
-    rows = []
     with path.open(newline="", encoding="utf-8", errors="replace") as file:
         reader = csv.DictReader(file)
         try:
-            for row in reader:
-                rows.append(unseal(row))
+            return [unseal(row) for row in reader]
         except (Damaged, csv.Error):
             raise UserError(
                 f"{path} is damaged: line {reader.line_num} differs from its checksum. Restore the file, or remove the "
                 "line; what has a record is written again by the next `psm experiment run`. If you edited the line, "
                 f"empty its column {FIELD}."
             ) from None
-    return rows
 
 
 def write_csv(path: Path, rows: Sequence[Mapping[str, Any]], sealed: bool = True) -> None:

@@ -12,7 +12,7 @@ from psm.config.schema import ImagesConfig, ViewsConfig
 from psm.data import load_dataset
 from psm.data import synthetic_shapes as shapes
 from psm.data.decode import Unreadable, center_square, open_rgb, quiet_pillow
-from psm.data.image_files import list_files
+from psm.data.file_index import list_files
 from psm.exporting.formats import Features
 from psm.models.pretrained import EncoderInfo
 from psm.utils.errors import UserError
@@ -60,9 +60,9 @@ def _files(folder: Path) -> list[Image.Image]:
     files = list_files(folder)
     images = []
     with quiet_pillow():
-        for index in evenly_spaced(len(files), IMAGES).tolist() if files else []:
+        for index in evenly_spaced(len(files), IMAGES).tolist() if len(files) else []:
             try:
-                images.append(open_rgb(folder / files[index].path))
+                images.append(open_rgb(files.location(index)))
             except Unreadable:
                 continue
     return images

@@ -9,6 +9,7 @@ import yaml
 
 from psm.config import merge as settings
 from psm.config.schema import MAY_CHANGE, ResolvedPretrainConfig
+from psm.data.location import data_name
 from psm.exporting import safetensors_format
 from psm.exporting.formats import Description, Features, Format
 from psm.exporting.library_weights import library_name
@@ -58,7 +59,7 @@ def hub_config(source: Source, description: Description) -> dict[str, Any]:
 
 def run_settings(training: ResolvedPretrainConfig) -> str:
     """The settings of a run as YAML for `psm pretrain config=`, without those of the machine it ran on."""
-    kept = settings.to_dict(training) | {"data": Path(training.data).name or training.data}
+    kept = settings.to_dict(training) | {"data": data_name(training.data)}
     for dotted in MAY_CHANGE:
         group, _, name = dotted.partition(".")
         if name:

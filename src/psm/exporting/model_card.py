@@ -1,12 +1,12 @@
 """The model card of format=hf: README.md with the header that the Hub reads, made from what the run left."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import yaml
 
 from psm.config.schema import ResolvedPretrainConfig
+from psm.data import location
 from psm.exporting.formats import Description
 from psm.exporting.library_weights import library_name, network_lines
 from psm.exporting.lines import imports, input_lines
@@ -120,7 +120,7 @@ def _data(source: Source) -> str:
 
 def data_name(info: EncoderInfo) -> str:
     """The data set by name, or the folder without its path, which says nothing elsewhere."""
-    return Path(info.data).name or info.data
+    return location.data_name(info.data)
 
 
 def _method(source: Source) -> str:

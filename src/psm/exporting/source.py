@@ -5,7 +5,6 @@ from copy import deepcopy
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,6 +12,7 @@ from torch import Tensor, nn
 
 from psm.config.export import ExportConfig
 from psm.config.schema import ResolvedPretrainConfig
+from psm.data.location import data_name
 from psm.exporting.graph import build_graph
 from psm.models.encoder import Encoder, unwrapped
 from psm.models.pretrained import EncoderInfo
@@ -39,7 +39,7 @@ class Source:
     def name(self) -> str:
         """What the file calls the model."""
         info = self.info
-        data = Path(info.data).name or info.data
+        data = data_name(info.data)
         words = self.config.name or f"{info.method}-{info.encoder.replace('/', '-')}-{data}"
         return re.sub(r"[^\w.-]+", "-", words).strip("-.")
 

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 
 from psm.config import merge as settings
-from psm.config.keys import show
 from psm.config.stored import load_run_config
 from psm.data import ImageDataset, load_dataset
 from psm.data.location import data_name

@@ -67,7 +67,8 @@ def scores_table(scores: Iterable["Score"]) -> None:
     kinds = list(dict.fromkeys(score.score for score in scores))
     protocol = scores[-1].protocol
     caption = (
-        f"{data_name(protocol['data'])}: {protocol['train_images']:,} training and {protocol['test_images']:,} test images, "
+        f"{data_name(protocol['data'])}: {protocol['train_images']:,} training and {protocol['test_images']:,} test "
+        "images, "
         f"{protocol['classes']} classes; encoder {protocol['encoder']}, epoch {protocol['epoch']}"
     )
     table = Table("", *(f"{kind} top-{n}" for kind in kinds for n in (1, 5)), caption=caption)

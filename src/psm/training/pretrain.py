@@ -172,7 +172,7 @@ def run_pretraining(
         raise UserError("out= is missing: name a folder for the run, for example out=runs/a.")
     run = RunFolder(Path(asked.out).expanduser())
     with resources_explained(MEMORY_ADVICE, lambda: _how_to_continue(run)):
-        return _pretrain(run, asked, overrides, data, encoder, callbacks)
+        return _pretrain(run, asked, overrides, data, encoder, callbacks, take_over)
 
 
 def _how_to_continue(run: RunFolder) -> str:
@@ -188,6 +188,7 @@ def _pretrain(
     data: DataLike | None,
     encoder: nn.Module | None,
     callbacks: Sequence[lightning.Callback],
+    take_over: bool,
 ) -> PretrainResult:
     plugins = load_plugins(asked.plugins)
     handed = inherited()

@@ -10,7 +10,7 @@ from psm.utils.errors import Diverged, ResourceError, UserError
 # The last one is a limit on the size of files (ulimit -f); to whoever writes a file it is the same.
 _DISK_FULL = {errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC), errno.EFBIG}
 _DISK_TEXTS = re.compile(
-    r"\[Errno (28|122)\]|No space left on device|Disk quota exceeded"  # an error that a worker process sent has no errno
+    r"\[Errno (28|122)\]|No space left on device|Disk quota exceeded"  # errors that workers send have no errno
 )
 _MEMORY_TEXTS = re.compile(
     r"DefaultCPUAllocator|not enough memory: you tried|out of memory|std::bad_alloc|_ALLOC_FAILED"
@@ -21,8 +21,8 @@ _ASKED_FOR = re.compile(r"allocate (\d[\d.]*) ?(bytes|[KMGTPE]iB)")
 _UNITS = {"bytes": 1} | {f"{prefix}iB": 2 ** (10 * power) for power, prefix in enumerate("KMGTPE", 1)}
 
 MEMORY_ADVICE = (
-    "give a smaller batch_size or images.size, or a smaller images.memory to keep images on disk, where the command has "
-    "these keys, or end other programs"
+    "give a smaller batch_size or images.size, or a smaller images.memory to keep images on disk, where the command "
+    "has these keys, or end other programs"
 )
 
 
