@@ -1,6 +1,7 @@
 """The plan, the progress line and the time left, with clocks that the tests set."""
 
 import io
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -108,6 +109,8 @@ def test_the_plan_names_what_a_run_costs() -> None:
         "3,210 images of 224 x 224 pixels from photos · psm with resnet18 (11.2 M parameters)",
         "200 epochs, 2,400 steps of 256 images on cpu (2 threads), about 12.3 GB of memory",
     ]
+    assert len(replace(plan, free_bytes=16e9).lines()) == 2
+    assert "only 8.0 GB of memory are free" in replace(plan, free_bytes=8e9).lines()[-1]
 
 
 def test_activations_of_a_convolution_are_counted() -> None:
@@ -129,7 +132,8 @@ def test_activations_of_a_convolution_are_counted() -> None:
 @pytest.mark.parametrize(
     ("encoder", "epochs", "device", "hours", "says"),
     [
-        ("resnet18", 200, "cpu", 57, "encoder=tiny"),
+        ("resnet18", 200, "cpu", 57, "preset=laptop is a small network"),
+        ("resnet18", 100, "cpu", 57, "encoder=tiny"),
         ("tiny", 200, "cpu", 10, "epochs=20 would take an hour"),
         ("custom", 3, "cpu", 10, "epochs=1 would take"),
         ("resnet18", 200, "cpu", 0.9, None),

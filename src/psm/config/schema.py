@@ -30,6 +30,9 @@ class ImagesConfig(Generic[Unset]):
     root: str = key("data", "folder that holds the published sets (cifar10, cifar100, tiny-imagenet) or receives them")
     download: bool = key(True, "download a published set that is not there")
     size: int | Unset = key(None, "side in pixels at which images are held; none: the set's own", at_least=8)
+    max_size: int | None = key(
+        None, "where size is none: hold images at most at this side in pixels, smaller ones at their own", at_least=8
+    )
     limit: int | None = key(
         None, "use only so many training images, drawn evenly over classes where labels exist", at_least=2
     )
@@ -66,6 +69,10 @@ class ImagesConfig(Generic[Unset]):
         "shards, whole: processes that crop for each device; none: its share of this machine's cores",
         at_least=0,
     )
+
+    def side(self, own: int) -> int:
+        """The side in pixels at which images are held whose own one is ``own``."""
+        return self.size or min(own, self.max_size or own)
 
 
 @dataclass
@@ -197,6 +204,12 @@ class PretrainSettings(Generic[Unset]):
     init_heads: bool | None = key(
         None,
         "take projector and predictor of init too; none: where it has them and they fit, else they start at random",
+    )
+    preset: str = key(
+        "auto",
+        "scale of what is not given: laptop (for a CPU), paper (for a GPU; the defaults shown here) or auto: by the "
+        "device",
+        choices=("auto", "laptop", "paper"),
     )
     epochs: int = key(200, "how often the images are seen", at_least=1)
     batch_size: int = key(256, "images a step over all devices together", at_least=2)

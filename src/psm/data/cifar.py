@@ -77,7 +77,7 @@ def load(root: Path, layout: Layout, config: ImagesConfig, progress: bool, share
         raise UserError(f"The files of {layout.name} in {root} cannot be read ({error.strerror}).") from None
     if len(classes) != layout.classes:
         raise UserError(f"{root / layout.meta} names {len(classes)} classes instead of {layout.classes}; replace it.")
-    size = config.size or _SIZE
+    size = config.side(_SIZE)
     state = [(file, stat.st_size, stat.st_mtime_ns) for file, stat in status]
     key = f"cifar {decode.VERSION} {root.resolve()} {state} {size} {config.limit}"
     sources = [_source(layout.name, split.images, size, f"{key} {i}") for i, split in enumerate((train, test))]

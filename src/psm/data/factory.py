@@ -136,7 +136,7 @@ def _load_recognized(path: Path, config: ImagesConfig, progress: bool, shared: b
 
 
 def _load_shapes(config: ImagesConfig, progress: bool, shared: bool) -> ImageDataset:
-    size = config.size or shapes.SIZE
+    size = config.side(shapes.SIZE)
     counts = {"train": min(config.limit or shapes.TRAIN, shapes.MOST), "test": shapes.TEST}
     sources = [
         PixelSource("drawing shapes", count, size, shapes.fingerprint(split, count, size), shapes.reader(split, size))

@@ -26,7 +26,7 @@ def from_torch(dataset: Dataset, config: ImagesConfig | None = None, progress: b
     Args:
         dataset: its items are an image or a pair (image, label). An image is a PIL image, a tensor (C, H, W) or
             (H, W), or an array (H, W), (H, W, C) or (C, H, W), with 1, 3 or 4 channels, uint8 or float in [0, 1].
-        config: ``size`` (by default the median shorter side, as for folders), ``limit``, ``test_share`` and
+        config: ``size`` (by default the median shorter side, as for folders), ``max_size``, ``limit``, ``test_share`` and
             ``labels`` (none: ignore them) count.
         progress: show a progress bar.
 
@@ -38,7 +38,7 @@ def from_torch(dataset: Dataset, config: ImagesConfig | None = None, progress: b
     name = type(dataset).__name__
     indices = splits.limit_indices(None, _length(dataset, name), config.limit)
     reader = _Reader(dataset, name)
-    size = config.size or reader.typical_size(indices)
+    size = config.size or config.side(reader.typical_size(indices))
     _check_memory(name, len(indices), size, config)
     pixels = np.empty((len(indices), 3, size, size), dtype=np.uint8)
     labels: list[Any] = []

@@ -68,7 +68,7 @@ def load(source: str, config: ImagesConfig, progress: bool, shared: bool) -> Ima
     train = train.take(limit_indices(train.labels, len(train.rows), config.limit))
     splits = [train] if test is None else [train, test]
     with ThreadPoolExecutor(num_cores()) as pool, decode.quiet_pillow():
-        size = config.size or _typical_size(train)
+        size = config.size or config.side(_typical_size(train))
         sources = [_source(split, image_decoder(size, config), pool) for split in splits]
         results = materialize(sources, config, progress, shared)
     unreadable = tuple(

@@ -136,7 +136,7 @@ def load_files(data: FileSet, size: int | None, config: ImagesConfig, progress: 
         progress: whether to show a bar.
         shared: whether other processes of this machine load the same.
     """
-    size = size or typical_size(data.train.files)
+    size = size or config.side(typical_size(data.train.files))
     data = data.hold_out(config)
     kept = limit_indices(data.train.labels, len(data.train.files), config.limit)
     data = replace(data, train=data.train.take(kept))

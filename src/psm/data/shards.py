@@ -45,7 +45,7 @@ def load(sources: Sequence[str], config: ImagesConfig, progress: bool) -> ImageD
     train = train[kept]
     size = config.size
     if size is None:
-        size = rounded_size(_streamed(index, train, 32, cache, config).header_sides(_SIZE_SAMPLE))
+        size = config.side(rounded_size(_streamed(index, train, 32, cache, config).header_sides(_SIZE_SAMPLE)))
     stores = []
     for rows in (train, test) if test is not None else (train,):
         images = _streamed(index, rows, size, cache, config)

@@ -30,7 +30,7 @@ def find(root: Path) -> Path | None:
 
 def load(root: Path, config: ImagesConfig, progress: bool, shared: bool = False) -> ImageDataset:
     """The data set with the paper's split of its labeled images, or with the official one."""
-    return load_files(scan(root, config), config.size or _SIZE, config, progress, shared)
+    return load_files(scan(root, config), config.side(_SIZE), config, progress, shared)
 
 
 def scan(root: Path, config: ImagesConfig) -> FileSet:

@@ -20,7 +20,7 @@ from psm.experiments.catalog import Configuration, Experiment
 from psm.utils.errors import UserError, did_you_mean
 
 # Keys of `psm pretrain` that the suite sets itself.
-RESERVED = ("out", "data", "method", "seed", "resume", "overwrite", "progress")
+RESERVED = ("out", "data", "method", "seed", "preset", "resume", "overwrite", "progress")
 DATA_TITLES = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "tiny-imagenet": "TinyImageNet", "shapes": "Shapes"}
 BASELINES = {"raw pixels": "Raw pixels", "untrained encoder": "Untrained encoder"}
 
@@ -262,7 +262,8 @@ def _resolved(overrides: str) -> dict[str, Any]:
 
     config = settings.build(PretrainConfig, json.loads(overrides))
     full = replace(config, optim=replace(config.optim, lr=default_lr(config.optim)), **method_of(config).to_dict())
-    return dict(settings.flatten(settings.to_dict(full)))
+    flat = dict(settings.flatten(settings.to_dict(full)))
+    return {key: value for key, value in flat.items() if key != "preset"}  # the suite's own presets decide
 
 
 def _changes(full: Mapping[str, Any]) -> dict[str, Any]:

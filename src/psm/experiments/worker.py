@@ -79,8 +79,8 @@ def _train(study: Study, run: PlannedRun) -> None:
 
     if not _is_trained(RunFolder(study.run(run.name)), run.epochs):
         call = {"out": str(study.run(run.name)), "resume": "auto", "progress": False}
-        # The preset sets what all runs share, so that init= gives weights and no settings.
-        run_pretraining(run.settings, call, take_over=False)
+        # What the plan says is all there is to say: nothing depends on the device, and init= gives weights alone.
+        run_pretraining({"preset": "paper"}, run.settings, call, take_over=False)
 
 
 def _is_trained(run: RunFolder, epochs: int) -> bool:
@@ -156,6 +156,7 @@ def _run_description(study: Study, job: Job, protocol: dict[str, Any]) -> dict[s
     config = dict(settings.flatten(settings.to_dict(load_run_config(run)))) | {"data": data_name(job.run.data)}
     if config["init"] is not None:
         config["init"] = Path(config["init"]).name
+    config.pop("preset")
     curves = read_lines(run.metrics)
     return {
         "run": job.run.name,

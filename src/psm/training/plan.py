@@ -9,10 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from psm.config.keys import show
+from psm.config.presets import LAPTOP
 from psm.config.schema import ResolvedPretrainConfig
 from psm.data import ImageStore
 from psm.training.module import PretrainModule
 from psm.training.optim import state_tensors
+from psm.utils.resources import available_memory
 
 log = logging.getLogger("psm")
 
@@ -35,15 +37,22 @@ class RunPlan:
     batch_size: int
     device: str
     memory_bytes: float | None
+    free_bytes: float | None = None  # that this process may take in all, where that is known
 
     def lines(self) -> list[str]:
         """The plan as it is printed before the first step."""
         memory = "" if self.memory_bytes is None else f", about {self.memory_bytes / 1e9:,.1f} GB of memory"
-        return [
+        lines = [
             f"{self.images:,} images of {self.size} x {self.size} pixels from {self.data} · {self.method} with "
             f"{self.encoder} ({_count(self.parameters)} parameters)",
             f"{self.epochs:,} epochs, {self.steps:,} steps of {self.batch_size:,} images on {self.device}{memory}",
         ]
+        if self.memory_bytes is not None and self.free_bytes is not None and self.memory_bytes > self.free_bytes:
+            lines.append(
+                f"only {self.free_bytes / 1e9:,.1f} GB of memory are free, and the system may end a run that takes more: "
+                "a smaller batch_size, a grad_cache_chunk below it or a smaller images.size needs less"
+            )
+        return lines
 
 
 def make_plan(trainer: lightning.Trainer, module: PretrainModule) -> RunPlan:
@@ -63,6 +72,7 @@ def make_plan(trainer: lightning.Trainer, module: PretrainModule) -> RunPlan:
         batch_size=config.batch_size,
         device=where if trainer.world_size == 1 else f"{trainer.world_size} x {where}",
         memory_bytes=estimate_memory(module, trainer.world_size),
+        free_bytes=available_memory() if device.type == "cpu" else None,
     )
 
 
@@ -75,6 +85,8 @@ def forecast(seconds: float, seconds_per_step: float, config: ResolvedPretrainCo
 
 
 def _shorter(config: ResolvedPretrainConfig, seconds: float) -> str:
+    if config.preset != LAPTOP.name and (config.encoder, config.epochs) == ("resnet18", 200):
+        return f"preset={LAPTOP.name} is {LAPTOP.about}"
     if config.encoder not in ("tiny", "custom"):
         return "encoder=tiny trains a small network that suits a CPU"
     return f"epochs={max(1, int(config.epochs * HOUR / seconds))} would take an hour"

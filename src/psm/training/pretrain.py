@@ -39,6 +39,7 @@ from psm.training.initial import initial_settings, initial_weights
 from psm.training.launch import Launch, find_launch
 from psm.training.module import PretrainModule
 from psm.training.preemption import PreemptionCallback
+from psm.training.preset import choose_preset
 from psm.training.progress_bar import ProgressBar
 from psm.training.resolve import check_settings, resolve
 from psm.training.trainer import make_trainer, quiet
@@ -217,8 +218,15 @@ def _pretrain(
             stored = settings.build(PretrainConfig, settings.read_yaml(run.config))
         init = (stored or asked).init if point is None else None
         weights = initial_weights(init, run, encoder, take_over and stored is None) if init else None
-        base = stored or (initial_settings(weights, overrides) if take_over else None)
-        user = settings.build(PretrainConfig, *overrides, base=base)
+        preset = None
+        if stored is None:
+            base = initial_settings(weights, overrides) if take_over else None
+            preset = choose_preset(asked, overrides, data is not None and not isinstance(data, Dataset))
+            preset = preset.beside(weights)
+            user = settings.build(PretrainConfig, preset.settings, *overrides, {"preset": preset.name}, base=base)
+        else:
+            user = settings.build(PretrainConfig, *overrides, base=stored)
+            user = user if user.preset != "auto" else replace(user, preset=stored.preset)
         user = replace(user, plugins=plugins or user.plugins)
         check_settings(user)
         loaded = _load_data(data, user, user.progress)
@@ -228,7 +236,8 @@ def _pretrain(
         if stored:
             # The checkpoint has the configuration that the run began with, whatever config.yaml says by now.
             _refuse_changes(run, begun or stored, config)
-        trainer, module = _prepare(run, config, loaded, encoder, callbacks, launch, weights, point)
+        notes = preset.lines(len(loaded.train), loaded.size) if preset else []
+        trainer, module = _prepare(run, config, loaded, encoder, callbacks, launch, weights, point, notes)
         del weights  # the networks have them
         decision = {
             "config": settings.to_dict(config),
@@ -331,8 +340,9 @@ def _refuse_changes(run: RunFolder, begun: PretrainSettings, config: ResolvedPre
     complete = settings.to_dict(begun) | method_of(begun).to_dict()
     before, now = (dict(settings.flatten(x)) for x in (complete, settings.to_dict(config)))
     for dotted, value in now.items():
-        # The images are compared themselves: they may lie elsewhere by now.
-        may_change = dotted in MAY_CHANGE or dotted.partition(".")[0] in MAY_CHANGE or dotted == "data"
+        # The images are compared themselves: they may lie elsewhere by now. A run from before presets has none.
+        may_change = dotted in MAY_CHANGE or dotted.partition(".")[0] in MAY_CHANGE
+        may_change |= dotted == "data" or (dotted == "preset" and before.get(dotted, "auto") == "auto")
         if dotted == "epochs" and before.get(dotted) != value and run.encoder.exists():
             raise UserError(
                 f"epochs={value} does not continue the run in {run.folder}, which is finished: its learning rate fell "
@@ -366,6 +376,7 @@ def _prepare(
     launch: Launch,
     weights: InitialWeights | None,
     point: Path | None,
+    notes: Sequence[str] = (),
 ) -> tuple[lightning.Trainer, PretrainModule]:
     """The trainer and the module. A user's mistake is found here, before anything is written.
 
@@ -375,10 +386,11 @@ def _prepare(
         launch: how the processes of the run were started.
         weights: to start from, or None.
         point: the checkpoint that the run goes on from, or None.
+        notes: lines for the plan that is shown before the first step.
     """
     mean, std = channel_statistics(data.train)
     views = Views(config.views, data.size, mean, std)
-    bar = ProgressBar(config.progress) if is_rank_zero() else None
+    bar = ProgressBar(config.progress, notes=notes) if is_rank_zero() else None
     callbacks = [*load_callbacks(config.callbacks), *callbacks]
     own = [MetricsCallback(run, data, bar), *([bar] if bar else [])]
     # psm's metrics come before the user's callbacks, its checkpoint after them.

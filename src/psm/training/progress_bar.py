@@ -4,7 +4,7 @@ import logging
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -89,8 +89,9 @@ class ProgressBar(lightning.Callback):
         shown: bool = True,
         clock: Callable[[], float] = time.perf_counter,
         console: Console | None = None,  # by default made where training runs: it cannot be sent to another process
+        notes: Sequence[str] = (),  # lines to show below the plan
     ):
-        self.shown, self.clock, self.console = shown, clock, console
+        self.shown, self.clock, self.console, self.notes = shown, clock, console, list(notes)
         self.bar: Progress | None = None
         self.heartbeat: _Heartbeat | None = None
         self.knn: float | None = None
@@ -107,7 +108,7 @@ class ProgressBar(lightning.Callback):
         self.looked = self.printed = self.clock()
         if self.shown and self.console is None:
             self.console = Console(stderr=True)
-        self._say(make_plan(trainer, module).lines())
+        self._say([*make_plan(trainer, module).lines(), *self.notes])
         if not self.shown:
             return
         if sys.stderr.isatty():

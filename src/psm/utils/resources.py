@@ -1,9 +1,11 @@
 """A full disk and memory that ran out, in whatever way they are reported, as one sentence."""
 
 import errno
+import os
 import re
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 
 from psm.utils.errors import Diverged, ResourceError, UserError
 
@@ -19,6 +21,9 @@ _MEMORY_TEXTS = re.compile(
 )
 _ASKED_FOR = re.compile(r"allocate (\d[\d.]*) ?(bytes|[KMGTPE]iB)")
 _UNITS = {"bytes": 1} | {f"{prefix}iB": 2 ** (10 * power) for power, prefix in enumerate("KMGTPE", 1)}
+
+# Of a control group, version 2 and 1.
+_CONTAINER_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
 MEMORY_ADVICE = (
     "give a smaller batch_size or images.size, or a smaller images.memory to keep images on disk, where the command "
@@ -95,6 +100,24 @@ def resources_explained(
         if explained is None:
             raise
         raise ResourceError(" ".join(filter(None, (str(explained), how_to_continue())))) from error
+
+
+def available_memory() -> int | None:
+    """Bytes of memory that this process may have in all, what it has by now included; None where it is not known.
+
+    What the machine has left, within the limit of a container.
+    """
+    try:
+        meminfo = Path("/proc/meminfo").read_text()
+        own = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        free = next(int(line.split()[1]) * 1024 for line in meminfo.splitlines() if line.startswith("MemAvailable:"))
+    except (OSError, ValueError, IndexError, StopIteration):
+        return None
+    limits = [own + free]
+    for file in _CONTAINER_LIMITS:
+        with suppress(OSError, ValueError):  # no such container, or "max"
+            limits.append(int(Path(file).read_text()))
+    return min(limits)
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
