@@ -201,7 +201,7 @@ def test_without_a_terminal_a_line_comes_within_half_a_minute(monkeypatch: pytes
     assert stage.lines[-1] == "epoch 1/200 · step 0/2,400 · -:-- left"
     stage.step(85, loss=11.8, chance=12.1)
     assert "about 2.4 days to go, 85 s a step" in stage.lines
-    assert "that is long: encoder=tiny trains a small network that suits a CPU" in stage.lines
+    assert "that is long: preset=laptop is a small network on few, small images, for a CPU" in stage.lines
     stage.wait(30)
     assert stage.lines[-1].startswith("epoch 1/200 · step 2/2,400 · 3 img/s · loss 11.800 (chance 12.100) · ")
     assert stage.lines[-1].endswith("left")

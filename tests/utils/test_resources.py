@@ -55,9 +55,9 @@ def test_each_kind_is_one_sentence(error: Exception, says: str) -> None:
 
 
 def test_the_cause_behind_another_error_counts_and_other_errors_do_not() -> None:
-    error = RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 704 vs 598")
-    error.__context__ = OSError(errno.ENOSPC, "No space left on device")
-    assert "disk is full" in str(explain(error))
+    hidden = RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 704 vs 598")
+    hidden.__context__ = OSError(errno.ENOSPC, "No space left on device")
+    assert "disk is full" in str(explain(hidden))
     assert explain(RuntimeError("shape '[3]' is invalid")) is None
     assert explain(OSError(errno.EACCES, "Permission denied")) is None
     with pytest.raises(ZeroDivisionError), resources_explained():

@@ -72,7 +72,7 @@ class ImagesConfig(Generic[Unset]):
 
     def side(self, own: int) -> int:
         """The side in pixels at which images are held whose own one is ``own``."""
-        return self.size or min(own, self.max_size or own)
+        return self.size if isinstance(self.size, int) else min(own, self.max_size or own)
 
 
 @dataclass

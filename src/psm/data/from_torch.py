@@ -26,8 +26,8 @@ def from_torch(dataset: Dataset, config: ImagesConfig | None = None, progress: b
     Args:
         dataset: its items are an image or a pair (image, label). An image is a PIL image, a tensor (C, H, W) or
             (H, W), or an array (H, W), (H, W, C) or (C, H, W), with 1, 3 or 4 channels, uint8 or float in [0, 1].
-        config: ``size`` (by default the median shorter side, as for folders), ``max_size``, ``limit``, ``test_share`` and
-            ``labels`` (none: ignore them) count.
+        config: ``size`` (by default the median shorter side, as for folders), ``max_size``, ``limit``,
+            ``test_share`` and ``labels`` (none: ignore them) count.
         progress: show a progress bar.
 
     Returns:

@@ -158,8 +158,12 @@ def run_evaluation(
                 append_line(out / "scores.jsonl", asdict(score) | {"at": when})
                 scores.append(score)
     run = RunFolder(_run_folder(file))
-    as_trained = not given and config.images == images
-    as_trained = as_trained and training is not None and (name == training.data or _same_means(data, info))
+    as_trained = (
+        not given
+        and config.images == images
+        and training is not None
+        and (name == training.data or _same_means(data, info))
+    )
     return Evaluation(scores, run.folder if run.metrics.exists() else None, data if as_trained else None)
 
 

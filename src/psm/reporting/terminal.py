@@ -68,8 +68,7 @@ def scores_table(scores: Iterable["Score"]) -> None:
     protocol = scores[-1].protocol
     caption = (
         f"{data_name(protocol['data'])}: {protocol['train_images']:,} training and {protocol['test_images']:,} test "
-        "images, "
-        f"{protocol['classes']} classes; encoder {protocol['encoder']}, epoch {protocol['epoch']}"
+        f"images, {protocol['classes']} classes; encoder {protocol['encoder']}, epoch {protocol['epoch']}"
     )
     table = Table("", *(f"{kind} top-{n}" for kind in kinds for n in (1, 5)), caption=caption)
     for of in dict.fromkeys(score.of for score in scores):

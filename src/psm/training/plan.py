@@ -49,8 +49,8 @@ class RunPlan:
         ]
         if self.memory_bytes is not None and self.free_bytes is not None and self.memory_bytes > self.free_bytes:
             lines.append(
-                f"only {self.free_bytes / 1e9:,.1f} GB of memory are free, and the system may end a run that takes more: "
-                "a smaller batch_size, a grad_cache_chunk below it or a smaller images.size needs less"
+                f"only {self.free_bytes / 1e9:,.1f} GB of memory are free, and the system may end a run that takes "
+                "more: a smaller batch_size, a grad_cache_chunk below it or a smaller images.size needs less"
             )
         return lines
 

@@ -11,9 +11,8 @@ from psm.utils.errors import Diverged, ResourceError, UserError
 
 # The last one is a limit on the size of files (ulimit -f); to whoever writes a file it is the same.
 _DISK_FULL = {errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC), errno.EFBIG}
-_DISK_TEXTS = re.compile(
-    r"\[Errno (28|122)\]|No space left on device|Disk quota exceeded"  # errors that workers send have no errno
-)
+# An error that a worker process sent has no errno.
+_DISK_TEXTS = re.compile(r"\[Errno (28|122)\]|No space left on device|Disk quota exceeded")
 _MEMORY_TEXTS = re.compile(
     r"DefaultCPUAllocator|not enough memory: you tried|out of memory|std::bad_alloc|_ALLOC_FAILED"
     r"|Cannot allocate memory|DataLoader worker .*(Killed|Bus error)|insufficient shared memory",
