@@ -3,10 +3,12 @@
 import multiprocessing
 import os
 import re
+import resource
 import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -115,6 +117,17 @@ def _command_line(arguments: list[str], output: Path | None, environment: dict[s
     sys.stdout.flush()
     sys.stderr.flush()
     sys.exit(code)
+
+
+@contextmanager
+def largest_file(size: int) -> Iterator[None]:
+    """No file may become larger than that: writes fail as they do on a full disk, after a part of them."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 @contextmanager

@@ -1,15 +1,13 @@
 """A full disk and memory that ran out are one sentence, however they are reported; other errors stay what they are."""
 
 import errno
-import resource
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from helpers import largest_file
 from psm.utils.errors import ResourceError, UserError
 from psm.utils.files import append_line, read_lines, write_atomically
 from psm.utils.resources import explain, resources_explained, write_error
@@ -77,17 +75,6 @@ def test_a_full_disk_is_no_mistake_and_a_forbidden_folder_is() -> None:
     assert isinstance(write_error("out=a", OSError(errno.EACCES, "Permission denied")), UserError)
 
 
-@contextmanager
-def largest_file(size: int) -> Iterator[None]:
-    """No file may become larger than that: writes fail as they do on a full disk, after a part of them."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-
-
 def test_a_checkpoint_that_does_not_fit_leaves_the_last_good_one(tmp_path: Path) -> None:
     path = tmp_path / "last.ckpt"
     write_atomically(path, lambda file: torch.save({"step": 1}, file))
@@ -107,3 +94,6 @@ def test_a_line_that_does_not_fit_is_taken_back(tmp_path: Path) -> None:
     assert path.read_bytes() == whole
     append_line(path, {"epoch": 2})
     assert read_lines(path) == [{"epoch": 1}, {"epoch": 2}]
+    with largest_file(10), pytest.raises(ResourceError):
+        append_line(tmp_path / "scores.jsonl", {"top1": 50.0})
+    assert list(tmp_path.iterdir()) == [path]

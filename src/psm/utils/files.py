@@ -111,7 +111,7 @@ def append_line(path: Path, record: dict[str, Any]) -> None:
 
     Raises ``ResourceError`` if the disk is full; the file is then as it was.
     """
-    line = _line(record).encode()
+    line, existed = _line(record).encode(), path.exists()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("a+b", buffering=0) as file:
@@ -123,6 +123,8 @@ def append_line(path: Path, record: dict[str, Any]) -> None:
                 os.fsync(file.fileno())
             except OSError:
                 file.truncate(size)
+                if not existed:
+                    path.unlink(missing_ok=True)
                 raise
     except OSError as error:
         if is_disk_full(error):
