@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from psm.utils import locking
-from psm.utils.locking import holder, lock_file, locked
+from psm.utils.files import lock_file
+from psm.utils.locking import holder, locked
 
 HOLD = """
 import sys, time

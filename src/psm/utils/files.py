@@ -33,6 +33,11 @@ class _File(io.BufferedWriter):
             raise
 
 
+def lock_file(path: Path) -> Path:
+    """The file that is the lock of another where the file system has no locks."""
+    return path.with_name(f"{path.name}.lock")
+
+
 def write_atomically(path: Path, write: Callable[[BinaryIO], Any]) -> None:
     """Replace a file by what ``write`` puts into it; readers see the old file or the complete new one.
 

@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from psm.utils.files import lock_file
+
 fcntl: Any
 try:
     import fcntl
@@ -53,11 +55,6 @@ def locked(path: Path, wait: bool = True) -> Iterator[bool]:
                 yield held
             return
         yield True
-
-
-def lock_file(path: Path) -> Path:
-    """The file that is the lock of another where the file system has no locks."""
-    return path.with_name(f"{path.name}.lock")
 
 
 def holder(path: Path) -> str:

@@ -4,8 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from psm.utils.errors import UserError
-from psm.utils.files import read_lines, write_lines
-from psm.utils.locking import lock_file
+from psm.utils.files import lock_file, read_lines, write_lines
 
 
 @dataclass(frozen=True)
