@@ -41,11 +41,11 @@ def test_pnsm_in_your_simclr() -> None:
     assert module.simclr(z1, z2, pnsm=50.0) < module.simclr(z1, z2)
 
 
-def test_a_twelfth_method(tmp_path: Path, small: dict[str, Any]) -> None:
+def test_a_method_of_your_own(tmp_path: Path, small: dict[str, Any]) -> None:
     from psm.methods.registry import METHODS
 
     try:
-        result = example("a_twelfth_method").main(tmp_path / "a", **small | {"positives": {"k": 2}})
+        result = example("a_method_of_your_own").main(tmp_path / "a", **small | {"positives": {"k": 2}})
         assert result.config.method == "mine"
         assert result.config.weighting["name"] == "hard"
         assert result.config.positives["k"] == 2

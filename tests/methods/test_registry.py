@@ -9,6 +9,7 @@ import torch
 from psm.config.parts import setting
 from psm.methods import KINDS, METHODS, MethodSpec, get_method, list_methods, register_method, register_part
 from psm.methods.registry import unregister_method
+from psm.methods.spec import neutral_settings
 from psm.mining.positives import PositiveRule, Positives, ViewPositives, single
 from psm.utils.errors import UserError
 
@@ -19,7 +20,29 @@ def test_every_row_is_complete_and_reads_back() -> None:
         assert all(value is not None for group in described.values() for value in group.values())
         assert MethodSpec().override(described) == method.spec
         assert get_method(method.name) == method.spec
-    assert len(list_methods()) == 11
+    assert len(list_methods()) == 12
+
+
+def test_the_successor_is_psm_with_four_parts_changed() -> None:
+    """The paper's row stays the paper's; every other setting of the successor is that of the paper's row."""
+    paper, successor = (get_method(name).to_dict() for name in ("psm", "psmv2"))
+    changed = {
+        f"{group}.{name}": value
+        for group, values in successor.items()
+        for name, value in values.items()
+        if paper[group].get(name) != value
+    }
+    assert changed == {
+        "positives.mix": True,
+        "target.views": "weak",
+        "predictor.enabled": False,
+        "weighting.name": "hard",
+        "weighting.tau": 0.1,
+        "weighting.beta": 1.0,
+    }
+    neutral = neutral_settings()
+    flat = {f"{group}.{name}": value for group, values in paper.items() for name, value in values.items()}
+    assert {key: flat[key] for key in neutral if key in flat} == {key: neutral[key] for key in neutral if key in flat}
 
 
 def test_the_paper_s_settings() -> None:

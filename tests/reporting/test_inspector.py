@@ -228,9 +228,10 @@ def test_every_method_gives_a_page(tmp_path: Path, method: str, small: dict[str,
     psm.pretrain(tmp_path / "run", **small)
     inspection = psm.inspect(tmp_path / "run", queries=12, negatives=6, others=30, progress=False)
     about, epoch = content_of(inspection.page)["about"], inspection.data.snapshots[0]
-    mines, pushes = method in ("psm", "snclr", "nnclr"), method not in ("byol", "vicreg")
+    mines, pushes = method in ("psm", "psmv2", "snclr", "nnclr"), method not in ("byol", "vicreg")
     assert about["mines"] == mines == (not any("mines no positives" in remark for remark in inspection.remarks))
     assert any("save.snapshots" in remark for remark in inspection.remarks)
+    assert ("mixed with the key" in about["positives_text"]) == (method == "psmv2")
     assert epoch.positives.shape == (12, 1 if method == "nnclr" else K)
     assert epoch.negatives.shape == (12, 6 if pushes else 0)
     assert (epoch.weights.sum(1) > 0.99).all() == mines

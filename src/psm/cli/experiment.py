@@ -71,12 +71,15 @@ def _list(request: Request) -> int:
     from rich.table import Table
 
     table = Table("experiment", "rows", "runs", "question", title=f"Experiments, preset {request.config.preset}")
-    plan = make_plan(replace(request, names=("all",)))
+    plan = make_plan(replace(request, names=tuple(EXPERIMENTS)))
     names = {run.name for run in plan.runs}
+    shared: set[str] = set()
     for row in EXPERIMENTS.values():
         runs = {entry.run for entry in plan.entries if entry.experiment == row.name} & names
+        shared |= runs if row.in_all else set()
         table.add_row(row.name, str(len(row.configurations)), str(len(runs)), f"{row.title}. {row.question}")
-    table.add_row("all", "", str(len(names)), "Runs that several experiments need are trained once.")
+    paper = "The paper's tables and figures. Runs that several experiments need are trained once."
+    table.add_row("all", "", str(len(shared)), paper)
     console = Console()
     console.print(table)
     scales = Table("preset", "what it is", "takes", title="Presets")

@@ -179,6 +179,8 @@ def _seeds(
     """Seeds of a row: in a sweep all rows but the reference may have fewer."""
     if config.seeds is not None:
         return list(dict.fromkeys(config.seeds))
+    if experiment.seeds is not None:
+        return experiment.seeds
     return preset.sweep_seeds if experiment.is_sweep and row.reference else preset.seeds
 
 

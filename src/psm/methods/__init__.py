@@ -1,6 +1,6 @@
 """Methods as rows of parts, and how a configuration becomes one."""
 
-from psm.methods import builtin as _builtin  # noqa: F401  the eleven rows
+from psm.methods import builtin as _builtin  # noqa: F401  the built-in rows
 from psm.methods.registry import (
     METHODS,
     Method,

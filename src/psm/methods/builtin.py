@@ -1,4 +1,4 @@
-"""The eleven methods of the paper's comparison, a row each."""
+"""The eleven methods of the paper's comparison, a row each, and the successor that this project makes of PSM."""
 
 from dataclasses import replace
 from typing import Any
@@ -103,4 +103,17 @@ _add(
     objective="vicreg",
     loss={"hard_weight": 0.0},
     **NO_NEGATIVES,
+)
+
+# Beside the paper's comparison. Each part alone and together: `psm experiment run ingredients successor`.
+_add(
+    "psmv2",
+    "PSM v2: PSM with mixed rows, weak target views and hard negatives, without predictor",
+    "this project (docs/methods.md), with parts of Zheng et al.: ReSSL (2021, weak target views), Long et al.: MNN "
+    "(2023, mixed rows) and Robinson et al.: HCL (2021, hard negatives)",
+    base="psm",
+    positives={"mix": True},
+    weighting="hard",
+    target={"views": "weak"},
+    predictor={"enabled": False},
 )

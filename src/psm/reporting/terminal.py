@@ -31,6 +31,7 @@ def methods_table() -> None:
 def _describe_parts(method: MethodSpec) -> tuple[str, ...]:
     """Networks, positives, negatives, weighting and objective of a method in a few words each."""
     networks = "online + EMA" if method.target.enabled else "one"
+    networks += " on weak views" if method.target.views == "weak" else ""
     negatives = ", ".join(filter(None, (method.negatives.describe(), method.sampler.describe())))
     contrasts = method.objective.uses_negatives
     objective = method.objective.describe() + (f", t={method.loss.temperature:g}" if contrasts else "")
