@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from psm.data.cache import DamagedImage
-from psm.data.names import FileNames, printable
+from psm.data.names import FileNames, SelectedNames, printable
 from psm.utils.indices import evenly_spaced
 
 if TYPE_CHECKING:
@@ -65,9 +65,19 @@ class ImageStore:
         self.labels = labels
         self.names = names
         self._pixels = pixels
+        self._rows: torch.Tensor | None = None  # of the pixels, where this is a selection of them
 
     def __len__(self) -> int:
-        return len(self._pixels)
+        return len(self._pixels) if self._rows is None else len(self._rows)
+
+    def select(self, indices: torch.Tensor) -> "ImageStore":
+        """The images at these indices (N,) as a store of their own, which shares the pixels with this one."""
+        indices = torch.as_tensor(indices, dtype=torch.int64, device="cpu")
+        chosen = ImageStore(self._pixels)
+        chosen.labels = None if self.labels is None else self.labels[indices]
+        chosen.names = None if self.names is None else SelectedNames(self.names, indices.numpy())
+        chosen._rows = indices if self._rows is None else self._rows[indices]
+        return chosen
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -78,7 +88,8 @@ class ImageStore:
     @property
     def streamed(self) -> "StreamedImages | WholeImages | None":
         """The images where views are cropped from whole ones as they are read: from shards, or from the cache."""
-        return self._pixels if isinstance(self._pixels, Streamed) else None  # type: ignore[return-value]
+        whole = isinstance(self._pixels, Streamed) and self._rows is None  # a selection is read image by image
+        return self._pixels if whole else None  # type: ignore[return-value]
 
     def sample(self, most: int) -> torch.Tensor:
         """At most so many ids, evenly spaced; of shards, from a few of them."""
@@ -103,12 +114,14 @@ class ImageStore:
     def take(self, indices: torch.Tensor) -> torch.Tensor:
         """A copy of the images at these indices, in their order, uint8 (B, 3, H, W)."""
         indices = torch.as_tensor(indices, dtype=torch.int64, device="cpu")
+        if self._rows is not None:
+            indices = self._rows[indices]
         if isinstance(self._pixels, np.ndarray) and not self.mapped:
             return torch.from_numpy(self._pixels).index_select(0, indices)
-        if len(indices) and not 0 <= int(indices.min()) <= int(indices.max()) < len(self):
-            raise IndexError(f"image ids run from 0 to {len(self) - 1}")
-        if self.streamed is not None:
-            return torch.from_numpy(self.streamed.take_batch(indices.numpy()))
+        if len(indices) and not 0 <= int(indices.min()) <= int(indices.max()) < len(self._pixels):
+            raise IndexError(f"image ids run from 0 to {len(self._pixels) - 1}")
+        if isinstance(self._pixels, Streamed):
+            return torch.from_numpy(self._pixels.take_batch(indices.numpy()))
         batch = torch.empty((len(indices), *self.shape), dtype=torch.uint8)
         rows = batch.numpy()
         # In the order of the file, so that the disk reads forwards.
@@ -117,6 +130,8 @@ class ImageStore:
             try:
                 rows[row] = self._pixels[index]
             except DamagedImage as error:
+                if self._rows is not None:
+                    raise
                 raise DamagedImage(error.file, self.name(index)) from None
         return batch
 

@@ -71,6 +71,12 @@ class BatchLoader:
         self.step, self.device = step, torch.device(device)
         self.rows = rank_slice(batch_size, rank, world)
         self.on_device = images_on_device(images, self.device)
+        self.with_images = True
+
+    def without_images(self) -> "BatchLoader":
+        """The same batches without their images, whose place takes an empty tensor: for features computed before."""
+        self.on_device, self.with_images = None, False
+        return self
 
     def __len__(self) -> int:
         return len(self.images) // self.batch_size
@@ -88,6 +94,8 @@ class BatchLoader:
 
     def _take(self, ids: Tensor) -> tuple[Tensor, Tensor]:
         """Ids and images on the device, or in pinned memory to be copied there."""
+        if not self.with_images:
+            return devices.to_device(ids, self.device), ids.new_empty(len(ids), 0)
         if self.on_device is not None:
             return ids, self.on_device.index_select(0, ids)
         images = self.images.take(ids)

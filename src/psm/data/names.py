@@ -67,6 +67,25 @@ class PositionNames(Sequence[str]):
         return f"{self._files[file]}/{position - first}"
 
 
+class SelectedNames(Sequence[str]):
+    """The names at some indices (N,) of others, looked up when they are asked for."""
+
+    def __init__(self, names: Sequence[str], indices: np.ndarray):
+        self._names, self._indices = names, indices
+
+    def __len__(self) -> int:
+        return len(self._indices)
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[str]: ...
+    def __getitem__(self, index: int | slice) -> str | list[str]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        return self._names[int(self._indices[index])]
+
+
 def printable(path: str | os.PathLike[str]) -> str:
     """A path as text that can be printed; file names may hold any bytes."""
     return str(path).encode("utf-8", "backslashreplace").decode()

@@ -27,8 +27,14 @@ def limit_indices(labels: np.ndarray | None, count: int, limit: int | None) -> n
     return np.sort(order[:limit])
 
 
-def held_out_mask(labels: np.ndarray, fraction: float) -> np.ndarray:
-    """Mask (N,) of the test images: the fraction of each class, at least one image but never a whole class."""
+def held_out_mask(labels: np.ndarray, fraction: float, purpose: str = "test") -> np.ndarray:
+    """Mask (N,) of held-out images: the fraction of each class, at least one image but never a whole class.
+
+    Args:
+        labels: classes of the images, (N,).
+        fraction: of each class.
+        purpose: other images are drawn for another purpose.
+    """
     sizes = np.bincount(labels)
     quota = np.minimum(np.maximum(np.round(sizes * fraction).astype(np.int64), 1), sizes - 1)
-    return class_ranks(labels, len(labels), "test") < quota[labels]
+    return class_ranks(labels, len(labels), purpose) < quota[labels]
