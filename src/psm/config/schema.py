@@ -49,6 +49,13 @@ class ImagesConfig(Generic[Unset]):
     test_share: float = key(
         0.1, "labeled folders without a test, val or valid folder: share of each class held out", above=0, below=1
     )
+    holdout: float | None = key(
+        None,
+        "for choosing settings: hold out this share of each class of the training images and test on it instead of on "
+        "the test images",
+        above=0,
+        below=1,
+    )
     max_unreadable: float = key(
         0.1, "refuse a folder when more than this share of its files cannot be read", at_least=0, at_most=1
     )
@@ -376,7 +383,14 @@ class ExperimentConfig:
 
     plugins: list[str] = key([], "Python files or modules that register parts and methods, [my_parts.py]")
     out: str = key("study", "folder of the study: run folders, results, pages", filled=True)
-    preset: str = key("laptop", "scale of every run: paper (GPU), laptop or smoke; see `psm experiment list`")
+    preset: str = key(
+        "laptop", "scale of every run: paper (GPU), overnight, tuned, laptop or smoke; see `psm experiment list`"
+    )
+    tuned: str | None = key(
+        None,
+        "YAML file with settings for each data set and method, as `settle` writes it; none: with preset=tuned those "
+        "that come with psm",
+    )
     data: list[str] | None = key(
         None, "sets to run on, [cifar10,cifar100] or a folder; none: as the preset says", filled=True
     )

@@ -12,6 +12,7 @@ from psm.data import cifar, download, file_list, hugging_face, image_folder, sha
 from psm.data import synthetic_shapes as shapes
 from psm.data.dataset import ImageDataset, ImageStore
 from psm.data.file_index import subfolders
+from psm.data.holdout import hold_out
 from psm.data.image_files import FileSet, FileSplit, join_sets, load_files
 from psm.data.materialize import PixelSource, materialize
 from psm.data.registry import ARCHIVES, NAMES
@@ -38,6 +39,10 @@ def load_dataset(
     config = config or ImagesConfig()
     check_values(config, "images.")
     sources = [str(data)] if isinstance(data, (str, Path)) else [str(source) for source in data]
+    return hold_out(_load(sources, config, progress, shared), config.holdout)
+
+
+def _load(sources: list[str], config: ImagesConfig, progress: bool, shared: bool) -> ImageDataset:
     if any(source.startswith(hugging_face.PREFIX) for source in sources):
         if len(sources) > 1:
             raise UserError(f"data={sources} joins a Hugging Face dataset with others: give it alone.")

@@ -12,6 +12,7 @@ from psm.config.schema import ImagesConfig
 from psm.data import splits
 from psm.data.dataset import ImageDataset, ImageStore
 from psm.data.decode import center_square, to_rgb
+from psm.data.holdout import hold_out
 from psm.utils import progress as bars
 from psm.utils.errors import UserError
 
@@ -48,7 +49,8 @@ def from_torch(dataset: Dataset, config: ImagesConfig | None = None, progress: b
             pixels[row] = np.asarray(center_square(image, size)).transpose(2, 0, 1)
             labels.append(label)
             done(row + 1)
-    return _dataset(name, pixels, None if config.labels == "none" else _class_ids(labels, name), dataset, config)
+    class_ids = None if config.labels == "none" else _class_ids(labels, name)
+    return hold_out(_dataset(name, pixels, class_ids, dataset, config), config.holdout)
 
 
 def _length(dataset: Dataset, name: str) -> int:

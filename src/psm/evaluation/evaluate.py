@@ -21,6 +21,7 @@ from psm.config.schema import EvaluateConfig, ImagesConfig, LinearConfig, Resolv
 from psm.config.stored import load_run_config
 from psm.data import ImageDataset, ImageStore, load_dataset
 from psm.data.from_torch import from_torch
+from psm.data.holdout import hold_out
 from psm.data.same_images import MEAN_TOLERANCE
 from psm.data.stats import channel_statistics
 from psm.evaluation.accuracy import Accuracy
@@ -142,6 +143,8 @@ def run_evaluation(
     given = data is not None
     if isinstance(data, Dataset):
         data = from_torch(data, config.images, config.progress)
+    elif data is not None:
+        data = hold_out(data, config.images.holdout)
     data = data or load_dataset(name, config.images, config.progress)
     labeled = _labeled(data, show(name))
     views = Views(ViewsConfig(size=info.size), data.size, info.mean, info.std)

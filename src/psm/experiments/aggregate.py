@@ -6,10 +6,12 @@ Reads the CSV files of the study only. Imports nothing heavy.
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from psm.experiments.catalog import EXPERIMENTS, Configuration, Experiment
 from psm.experiments.plan import BASELINES, data_title
 from psm.experiments.results import GRADIENT_COLUMNS, Study, read_csv
+from psm.experiments.tuned import FROM
 from psm.utils.errors import UserError
 
 PURITY_METRICS = ("purity_top1", "purity_top5", "hit_top5")
@@ -53,6 +55,8 @@ class ResultRow:
     value: float | None  # position on the axis of a sweep
     is_baseline: bool  # raw pixels or an untrained encoder
     highlight: bool
+    group: str
+    series: str
     scores: Mapping[ScoreKey, SeedStats]
     differences: Mapping[ScoreKey, SeedStats]  # to the reference
     paper: tuple[float, float] | None  # top-1 and top-5
@@ -109,6 +113,24 @@ class ResultTable:
     def method_rows(self) -> list[ResultRow]:
         """The rows without the baselines."""
         return [row for row in self.rows if not row.is_baseline]
+
+    @property
+    def scored_on(self) -> str:
+        """The images that scores are about."""
+        share = self.settings.get("images.holdout")
+        return f"held-out training images ({float(share):.0%} of each class)" if share else "the test images"
+
+    def best_rows(self) -> dict[str, ResultRow]:
+        """Of a grid the best measured row of each group: by the main score, then by the other."""
+        best: dict[str, ResultRow] = {}
+        for row in self.method_rows:
+            if row.group and row.score(self.main_score).count:
+                best[row.group] = max(best.get(row.group, row), row, key=self._merit)
+        return best
+
+    def _merit(self, row: ResultRow) -> tuple[float, float]:
+        other = row.score(self.other_score)
+        return row.score(self.main_score).mean, other.mean if other.count else 0.0
 
     def row(self, title: str | None) -> ResultRow | None:
         return next((row for row in self.rows if row.title == title), None)
@@ -262,6 +284,8 @@ def _row(
         value=configuration.value if configuration else None,
         is_baseline=configuration is None,
         highlight=bool(configuration and configuration.highlight),
+        group=configuration.group if configuration else "",
+        series=configuration.series if configuration else "",
         scores=scores[title],
         differences={key: stats.minus(other[key]) for key, stats in scores[title].items() if key in other},
         paper=paper,
@@ -313,6 +337,22 @@ def rank_correlation(pairs: Sequence[tuple[float, float]]) -> float | None:
         return statistics.correlation(first, second)
     except statistics.StatisticsError:
         return None
+
+
+def choices(result: ExperimentResult) -> dict[str, dict[str, dict[str, Any]]]:
+    """Data -> method -> the settings of the best row of a grid, and where they come from."""
+    rows = {row.title: row for row in result.experiment.configurations}
+    found: dict[str, dict[str, dict[str, Any]]] = {}
+    for table in result.tables:
+        for group, best in table.best_rows().items():
+            score = table.main_score
+            measured = f"{result.name}: {score} {format_stats(best.score(score))} % on {table.scored_on}"
+            scale = (
+                f"{table.settings['encoder']}, batch {table.settings['batch_size']}, {table.settings['epochs']} epochs"
+            )
+            keys = {k: v for k, v in rows[best.title].settings.items() if k not in ("method", "images.holdout")}
+            found.setdefault(table.data, {})[group] = {FROM: f"{measured} ({scale})", **keys}
+    return found
 
 
 def headline(result: ExperimentResult) -> list[str]:
@@ -422,10 +462,22 @@ def _summarize_sweep(table: ResultTable) -> str:
     return f"{text}."
 
 
+def _summarize_grid(table: ResultTable) -> str:
+    score, parts, edges = table.main_score, [], []
+    for group, row in table.best_rows().items():
+        parts.append(f"{row.title} ({format_stats(row.score(score))} %)")
+        positions = [other.value for other in table.method_rows if other.group == group and other.value is not None]
+        if row.value in (min(positions), max(positions)):
+            edges.append(group)
+    text = f"chosen on {table.scored_on}: {'; '.join(parts)}."
+    return f"{text} At an end of the grid, which may be too narrow: {', '.join(edges)}." if edges else text
+
+
 _SUMMARIES: dict[str, Callable[[ResultTable], str]] = {
     "table": _summarize_table,
     "purity": _summarize_purity,
     "gradients": _summarize_gradients,
     "bars": _summarize_sweep,
     "sweep": _summarize_sweep,
+    "grid": _summarize_grid,
 }

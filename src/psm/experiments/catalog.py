@@ -3,103 +3,21 @@
 A new experiment is one more row of ``EXPERIMENTS``. Imports nothing heavy.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
-
+from psm.experiments.rows import (
+    ALL_DATA,
+    CIFAR,
+    EQUAL_SUM,
+    EQUAL_SUM_NOTE,
+    PSM_WEIGHTS,
+    Configuration,
+    Experiment,
+    method_row,
+    psm_row,
+)
+from psm.experiments.successor import BESIDE_THE_PAPER
 from psm.utils.errors import UserError, did_you_mean
 
-
-@dataclass(frozen=True)
-class Configuration:
-    """One row of a table or one point of a figure: a title and the settings of its runs."""
-
-    title: str
-    settings: Mapping[str, Any]  # keys of `psm pretrain`
-    reference: str | None = None  # title of the row that it is compared with
-    value: float | None = None  # position on the axis of a sweep
-    gradients: bool = False  # measure the gradients of figure 2 on its runs
-    highlight: bool = False  # draw it in the highlight color
-
-
-@dataclass(frozen=True)
-class Experiment:
-    """One table or figure of the paper."""
-
-    name: str
-    title: str
-    question: str
-    kind: str  # table, purity, gradients, bars or sweep
-    configurations: tuple[Configuration, ...]
-    data: tuple[str, ...]  # data sets, as in the paper
-    axis: str = ""  # axis label of a sweep
-    claim: str = ""  # the paper's claim, in words
-    note: str = ""  # shown below the results
-    in_all: bool = True  # part of `all`: the paper's tables and figures
-    seeds: tuple[int, ...] | None = None  # of all rows, whatever the preset says
-    # The paper's numbers: data -> title -> (top-1, top-5) of the linear protocol.
-    paper: Mapping[str, Mapping[str, tuple[float, float]]] = field(default_factory=dict)
-
-    @property
-    def is_sweep(self) -> bool:
-        """True if each point may be a single run, judged by the spread of the reference over seeds."""
-        return self.kind in ("bars", "sweep")
-
-
-CIFAR = ("cifar10", "cifar100")
-ALL_DATA = (*CIFAR, "tiny-imagenet")
-
-# Settings that several experiments share, so that they share the run. Methods that mine positives record their purity.
-_PURITY = {"monitor.purity": True}
-_PSM = {"method": "psm", **_PURITY}
-_SNCLR = {"method": "snclr", **_PURITY}
-
-# With batch norm a factor in the loss is a factor in the learning rate: rows that change the weights keep their sum.
-PSM_WEIGHTS = 3.0  # the key and its mined rows in L_soft weigh 2, the key in L_hard 1
-_EQUAL_SUM: dict[str, Any] = {"loss__weight_sum": PSM_WEIGHTS}
-_EQUAL_SUM_NOTE = "All rows at the same sum of weights, PSM's 3, so that they do not differ in their step size."
-
-
-def _psm(title: str, reference: str | None = None, value: float | None = None, **changes: Any) -> Configuration:
-    """PSM with some keys changed (``positives__k=10`` for positives.k)."""
-    named = {k.replace("__", "."): v for k, v in changes.items()}
-    return Configuration(title, _PSM | named, reference, value, highlight=not changes)
-
-
-def _method(title: str, name: str, reference: str | None = None, **changes: Any) -> Configuration:
-    """A method by name with some keys changed."""
-    base = {"snclr": _SNCLR, "psm": _PSM}.get(name, {"method": name})
-    named = {k.replace("__", "."): v for k, v in changes.items()}
-    return Configuration(
-        title,
-        base | named,
-        reference,
-        gradients=name == "mocov2" and not changes,
-        highlight=name == "psm" or bool(changes),
-    )
-
-
-def _successor(title: str, reference: str, **changes: Any) -> Configuration:
-    """PSM v2 with some keys changed."""
-    named = {k.replace("__", "."): v for k, v in changes.items()}
-    return Configuration(title, {"method": "psmv2", **_PURITY} | named, reference, highlight=not changes)
-
-
-# One change to PSM each, by key.
-INGREDIENTS: dict[str, dict[str, Any]] = {
-    "no predictor": {"predictor__enabled": False},
-    "predictor, 10x rate": {"predictor__lr_factor": 10.0},
-    "weak target": {"target__views": "weak"},
-    "momentum to 1": {"target__schedule": "cosine"},
-    "hard negatives": {"weighting__name": "hard"},
-    "mixed rows": {"positives__mix": True},
-    "agreed rows": {"positives__agree": True},
-    "t = 0.1 in eq. 5": {"positives__temperature": 0.1},
-    "start at 25 %": {"positives__start": 0.25},
-    "no rows (control)": {"positives__k": 0, "monitor__purity": False, **_EQUAL_SUM},
-    "decoupled": {"objective__name": "decoupled"},
-    "redundancy": {"loss__redundancy_weight": 5.0},
-}
+__all__ = ["EXPERIMENTS", "PSM_WEIGHTS", "Configuration", "Experiment", "find"]
 
 EXPERIMENTS: dict[str, Experiment] = {
     row.name: row
@@ -111,17 +29,17 @@ EXPERIMENTS: dict[str, Experiment] = {
             "learns the features that a linear classifier reads best?",
             "table",
             (
-                _method("SimCLR", "simclr"),
-                _method("MoCo v2", "mocov2", "SimCLR"),
-                _method("BYOL", "byol", "SimCLR"),
-                _method("VICReg", "vicreg", "SimCLR"),
-                _method("MoCHi", "mochi", "SimCLR"),
-                _method("DCL", "dcl", "SimCLR"),
-                _method("HCL", "hcl", "SimCLR"),
-                _method("BCL", "bcl", "SimCLR"),
-                _method("NNCLR", "nnclr", "SimCLR"),
-                _method("SNCLR", "snclr", "SimCLR"),
-                _method("PSM", "psm", "SimCLR"),
+                method_row("SimCLR", "simclr"),
+                method_row("MoCo v2", "mocov2", "SimCLR"),
+                method_row("BYOL", "byol", "SimCLR"),
+                method_row("VICReg", "vicreg", "SimCLR"),
+                method_row("MoCHi", "mochi", "SimCLR"),
+                method_row("DCL", "dcl", "SimCLR"),
+                method_row("HCL", "hcl", "SimCLR"),
+                method_row("BCL", "bcl", "SimCLR"),
+                method_row("NNCLR", "nnclr", "SimCLR"),
+                method_row("SNCLR", "snclr", "SimCLR"),
+                method_row("PSM", "psm", "SimCLR"),
             ),
             ALL_DATA,
             claim="PSM is best on all three data sets, in top-1 and in top-5.",
@@ -174,17 +92,17 @@ EXPERIMENTS: dict[str, Experiment] = {
             "is taken away?",
             "table",
             (
-                _psm("PSM"),
-                _psm("without L_hard", "PSM", loss__hard_weight=0.0, **_EQUAL_SUM),
+                psm_row("PSM"),
+                psm_row("without L_hard", "PSM", loss__hard_weight=0.0, **EQUAL_SUM),
                 Configuration(
                     "without L_soft", {"method": "psm", "loss.soft_weight": 0.0, "loss.weight_sum": PSM_WEIGHTS}, "PSM"
                 ),
-                _psm("PPSM (without PNSM)", "PSM", sampler__name="none"),
+                psm_row("PPSM (without PNSM)", "PSM", sampler__name="none"),
             ),
             CIFAR,
             claim="Each part helps; without L_soft most is lost on CIFAR-10, without PNSM on CIFAR-100.",
             note="For PPSM on CIFAR-100 the paper prints a difference of -1.72 beside numbers that differ by -1.78. "
-            + _EQUAL_SUM_NOTE,
+            + EQUAL_SUM_NOTE,
             paper={
                 "cifar10": {
                     "PSM": (88.57, 99.59),
@@ -206,12 +124,12 @@ EXPERIMENTS: dict[str, Experiment] = {
             "PNSM can be put under any method that has negatives. Does it help SimCLR, MoCo v2 and HCL?",
             "table",
             (
-                _method("SimCLR", "simclr"),
-                _method("SimCLR with PNSM", "simclr", "SimCLR", sampler__name="pnsm"),
-                _method("MoCo v2", "mocov2"),
-                _method("MoCo v2 with PNSM", "mocov2", "MoCo v2", sampler__name="pnsm"),
-                _method("HCL", "hcl"),
-                _method("HCL with PNSM", "hcl", "HCL", sampler__name="pnsm"),
+                method_row("SimCLR", "simclr"),
+                method_row("SimCLR with PNSM", "simclr", "SimCLR", sampler__name="pnsm"),
+                method_row("MoCo v2", "mocov2"),
+                method_row("MoCo v2 with PNSM", "mocov2", "MoCo v2", sampler__name="pnsm"),
+                method_row("HCL", "hcl"),
+                method_row("HCL with PNSM", "hcl", "HCL", sampler__name="pnsm"),
             ),
             CIFAR,
             claim="It helps all three roughly, SimCLR and MoCo v2 by 1 to 3 points, HCL by less.",
@@ -241,7 +159,7 @@ EXPERIMENTS: dict[str, Experiment] = {
             "How often do mined positives have the query's label while the encoder learns, taking the nearest row or "
             "the five nearest?",
             "purity",
-            (_method("SNCLR", "snclr"), _method("PSM", "psm")),
+            (method_row("SNCLR", "snclr"), method_row("PSM", "psm")),
             ("cifar10",),
             claim="Purity is low at first, rises with training and is never complete; among five rows one of the right "
             "label is found far more often than at the first place.",
@@ -253,7 +171,7 @@ EXPERIMENTS: dict[str, Experiment] = {
             "Which negatives move the query, and how steadily: what are mean and variance of the gradient at each rank "
             "of similarity?",
             "gradients",
-            (_method("MoCo v2", "mocov2"),),
+            (method_row("MoCo v2", "mocov2"),),
             ("cifar10",),
             claim="Mean and variance fall with the rank, steeply over the first 25; around the positive's rank the "
             "mean is large and the variance small.",
@@ -265,15 +183,15 @@ EXPERIMENTS: dict[str, Experiment] = {
             "Do the soft weights of eq. 5 (V0) beat simpler ones?",
             "bars",
             (
-                _psm("V0"),
-                *(_psm(v, "V0", positives__weights=v, **_EQUAL_SUM) for v in ("V1", "V2", "V3", "V4")),
+                psm_row("V0"),
+                *(psm_row(v, "V0", positives__weights=v, **EQUAL_SUM) for v in ("V1", "V2", "V3", "V4")),
             ),
             CIFAR,
             axis="weights of the mined positives",
             claim="V0 is best; V1 (weights under 1/k set to 0) loses most, V2 and V4 little.",
             note="V0: softmax of the similarities. V1: weights under 1/k set to 0. V2: the k' that are left get 1/k' "
             "each. V3: they get 1 each. V4: all k get 1. The paper's figure gives no numbers to compare with. "
-            + _EQUAL_SUM_NOTE,
+            + EQUAL_SUM_NOTE,
         ),
         Experiment(
             "figure6",
@@ -281,7 +199,7 @@ EXPERIMENTS: dict[str, Experiment] = {
             "How does the number k of mined positives matter?",
             "sweep",
             tuple(
-                _psm(f"k = {k}", None if k == 5 else "k = 5", k, **({} if k == 5 else {"positives__k": k}))
+                psm_row(f"k = {k}", None if k == 5 else "k = 5", k, **({} if k == 5 else {"positives__k": k}))
                 for k in (1, 5, 10, 20)
             ),
             CIFAR,
@@ -295,7 +213,7 @@ EXPERIMENTS: dict[str, Experiment] = {
             "How does a, the fall-off of the probability to keep a negative (eq. 8), matter?",
             "sweep",
             tuple(
-                _psm(f"a = {a:g}", None if a == 0.5 else "a = 0.5", a, **({} if a == 0.5 else {"sampler__a": a}))
+                psm_row(f"a = {a:g}", None if a == 0.5 else "a = 0.5", a, **({} if a == 0.5 else {"sampler__a": a}))
                 for a in (0.1, 0.5, 1.0, 2.0, 5.0)
             ),
             CIFAR,
@@ -309,11 +227,11 @@ EXPERIMENTS: dict[str, Experiment] = {
             "How does lambda, the weight of L_hard beside L_soft (eq. 7), matter?",
             "sweep",
             tuple(
-                _psm(
+                psm_row(
                     f"λ = {x:g}",
                     None if x == 1 else "λ = 1",
                     x,
-                    **({} if x == 1 else {"loss__hard_weight": x, **_EQUAL_SUM}),
+                    **({} if x == 1 else {"loss__hard_weight": x, **EQUAL_SUM}),
                 )
                 for x in (0.0, 0.5, 1.0, 2.0, 5.0)
             ),
@@ -321,42 +239,9 @@ EXPERIMENTS: dict[str, Experiment] = {
             axis="λ, weight of L_hard",
             claim="λ = 1 is best.",
             note="The paper's text does not name the other values it tried. λ = 0 is PSM without L_hard (table 2). "
-            + _EQUAL_SUM_NOTE,
+            + EQUAL_SUM_NOTE,
         ),
-        Experiment(
-            "ingredients",
-            "What each ingredient of a better PSM brings alone",
-            "PSM with one thing changed: which published ideas help it?",
-            "table",
-            (_psm("PSM"), *(_psm(title, "PSM", **changes) for title, changes in INGREDIENTS.items())),
-            ("cifar10",),
-            note="One key each (docs/maths.md). The control has the key alone, at the weight of key and mined rows "
-            "together.",
-            in_all=False,
-        ),
-        Experiment(
-            "successor",
-            "PSM v2 beside the methods it has to beat",
-            "Is PSM v2 ahead of PSM and of the best of the eleven, and does each of its parts earn its place?",
-            "table",
-            (
-                _psm("PSM"),
-                _method("SimCLR", "simclr", "PSM"),
-                _method("HCL", "hcl", "PSM"),
-                _method("SNCLR", "snclr", "PSM"),
-                _method("BYOL", "byol", "PSM"),
-                _successor("PSM v2", "PSM"),
-                _successor("PSM v2 with predictor", "PSM v2", predictor__enabled=True),
-                _successor("PSM v2, target on the same views", "PSM v2", target__views="same"),
-                _successor("PSM v2, rows not mixed", "PSM v2", positives__mix=False),
-                _successor("PSM v2, negatives summed", "PSM v2", weighting__name="sum"),
-                _successor("PSM v2 without mined rows", "PSM v2", positives__k=0, monitor__purity=False, **_EQUAL_SUM),
-            ),
-            ("cifar10",),
-            note="Below PSM v2 each of its parts is taken away, the others left; without mined rows at an equal sum of "
-            "weights.",
-            in_all=False,
-        ),
+        *BESIDE_THE_PAPER,
     )
 }
 

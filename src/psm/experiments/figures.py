@@ -5,17 +5,20 @@ Colors are those of Okabe and Ito; every distinction by color is also one by mar
 
 import io
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from textwrap import fill
 from typing import NamedTuple
 
 from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
 
 from psm.experiments.aggregate import ExperimentResult, ResultRow, ResultTable, SeedStats
 from psm.reporting.style import BLACK, BLUE, GRAY, GREEN, ORANGE
 
 WIDTH = 4.6  # inches: at the width of a phone the text has the size of a book's
+GRID_RANGE = 8.0  # points below the best at which a cell of a grid is white
 SCORE_NAMES = {"linear": "linear", "knn": "nearest neighbors"}
 
 Figures = Iterator[tuple[str, str, Figure]]  # suffix of the file name, caption, figure
@@ -272,7 +275,33 @@ def _draw_sweep(result: ExperimentResult, table: ResultTable) -> Figures:
     _legend(figure, columns=2)
     has_band = reference is not None and any(stats.count > 1 for stats in reference.scores.values())
     bands = f"; bands are mean ± standard deviation of {reference.title} over seeds" if reference and has_band else ""
-    yield "", f"{table.title}: accuracy on the test images in percent{bands}.", figure
+    yield "", f"{table.title}: accuracy on {table.scored_on} in percent{bands}.", figure
+
+
+def _draw_grid(result: ExperimentResult, table: ResultTable) -> Figures:
+    """A row per series, a column per position; the best of each group is framed, the shade is the distance to it."""
+    series = list(dict.fromkeys(row.series for row in table.method_rows))
+    positions = sorted({row.value for row in table.method_rows if row.value is not None})
+    best, score = table.best_rows(), table.main_score
+    figure, axis = _axes(1.1 + 0.3 * len(series), f"{SCORE_NAMES[score]} top-1 on {table.title}, %")
+    for row in table.method_rows:
+        if row.value is None or not row.score(score).count:
+            continue
+        mean, top = row.score(score).mean, best[row.group].score(score).mean
+        place = positions.index(row.value), series.index(row.series)
+        shade = max(0.0, 1 - (top - mean) / GRID_RANGE)
+        corner = (place[0] - 0.5, place[1] - 0.5)
+        axis.add_patch(Rectangle(corner, 1, 1, facecolor=BLUE, alpha=0.35 * shade, linewidth=0))
+        if row is best[row.group]:
+            axis.add_patch(Rectangle(corner, 1, 1, fill=False, edgecolor=ORANGE, linewidth=2, zorder=3))
+        axis.text(*place, f"{mean:.1f}", ha="center", va="center", fontsize=9)
+    axis.set_xticks(range(len(positions)), [f"{position:g}" for position in positions])
+    axis.set_yticks(range(len(series)), [fill(name, 26) for name in series], fontsize=8)
+    axis.set_xlim(-0.5, len(positions) - 0.5)
+    axis.set_ylim(len(series) - 0.5, -0.5)
+    axis.set_xlabel(result.experiment.axis)
+    axis.grid(visible=False)
+    yield "", f"{table.title}: accuracy on {table.scored_on} in percent; framed: the best of each method.", figure
 
 
 def _plot_choices(
@@ -310,4 +339,5 @@ _DRAW: dict[str, Callable[[ExperimentResult, ResultTable], Figures]] = {
     "gradients": _draw_gradients,
     "bars": _draw_sweep,
     "sweep": _draw_sweep,
+    "grid": _draw_grid,
 }

@@ -17,6 +17,7 @@ from psm.config.schema import MAY_CHANGE, METHOD_GROUPS, EvaluateConfig, Experim
 from psm.data.registry import NAMES
 from psm.experiments import catalog, presets
 from psm.experiments.catalog import Configuration, Experiment
+from psm.experiments.tuned import Entries, read_tuned, tuned_settings
 from psm.utils.errors import UserError, did_you_mean
 
 # Keys of `psm pretrain` that the suite sets itself.
@@ -184,18 +185,26 @@ def _seeds(
     return preset.sweep_seeds if experiment.is_sweep and row.reference else preset.seeds
 
 
-def _common_settings(request: Request, preset: presets.Preset, data: str) -> dict[str, Any]:
-    """Keys of `psm pretrain` that all runs on a data set share."""
+def _common_settings(request: Request, preset: presets.Preset, data: str, method: str = "") -> dict[str, Any]:
+    """Keys of `psm pretrain` that all runs on a data set share, or those of a method; the user's win over tuned."""
     own = {row.key for row in settings.rows(ExperimentConfig)}
     of_preset = {k: v for k, v in preset.settings.items() if k not in own}
     keys = dict(request.keys)
     if keys.get("init") is not None:
         keys["init"] = str(Path(keys["init"]).expanduser().resolve())
-    return of_preset | keys | {"data": absolute_data(data), "plugins": request.config.plugins}
+    of_method = tuned_settings(_tuned(request, preset), data_name(data), method)
+    data_keys = {"data": absolute_data(data), "plugins": request.config.plugins}
+    return of_preset | of_method | keys | data_keys
+
+
+def _tuned(request: Request, preset: presets.Preset) -> Entries:
+    """Settings for each data set and method, where the preset or the user asks for them."""
+    return read_tuned(request.config.tuned) if preset.tuned or request.config.tuned else {}
 
 
 def _planned_run(row: Configuration, request: Request, preset: presets.Preset, data: str, seed: int) -> PlannedRun:
-    overrides = _common_settings(request, preset, data) | dict(row.settings) | {"seed": seed}
+    common = _common_settings(request, preset, data, row.settings["method"])
+    overrides = common | dict(row.settings) | {"seed": seed}
     full = resolved(overrides)
     evaluation = _evaluation_settings(request.config, seed)
     changed = _changes(full)
@@ -223,6 +232,8 @@ def command_of(name: str, request: Request) -> str:
     given = {"preset": request.config.preset} | given
     if "data" in given:
         given["data"] = [data_name(data) for data in given["data"]]
+    if given.get("tuned"):
+        given["tuned"] = Path(given["tuned"]).name
     return " ".join(["psm experiment run", name, *(f"{key}={_typed(value)}" for key, value in given.items())])
 
 
@@ -298,6 +309,8 @@ def _protocol(request: Request, preset: presets.Preset, data: str) -> str:
     """Hash of the settings that all rows of a table share: scores are compared only within one protocol."""
     full = resolved(_common_settings(request, preset, data))
     full |= _evaluation_settings(request.config, 0)
+    if tuned := _tuned(request, preset).get(data_name(data)):
+        full["tuned"] = json.dumps(tuned, sort_keys=True)
     excluded = {*MAY_CHANGE, "seed", "method", "monitor.purity"}
     return _hash({k: v for k, v in full.items() if k not in excluded and not _is_off(k, v)})
 

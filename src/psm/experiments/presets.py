@@ -18,7 +18,18 @@ class Preset:
     data: tuple[str, ...] | None = None  # None: the paper's data sets of each experiment
     seeds: tuple[int, ...] = (0,)
     sweep_seeds: tuple[int, ...] = (0,)  # of the points of figures 5 to 8; their reference row has all seeds
+    tuned: bool = False  # each method with settings of its own, from tuned.yaml
 
+
+_OVERNIGHT: dict[str, Any] = {
+    "encoder": "tiny",
+    "batch_size": 128,
+    "bank.size": 16384,
+    "epochs": 40,
+    "optim.lr": 0.06,
+    "monitor.every": 10,
+    "linear.lr_grid": [0.1, 0.03, 0.01, 0.003, 0.001],
+}
 
 PRESETS: dict[str, Preset] = {
     row.name: row
@@ -44,6 +55,23 @@ PRESETS: dict[str, Preset] = {
             },
             data=("cifar10",),
             seeds=(0, 1, 2),
+        ),
+        Preset(
+            "overnight",
+            "all 50,000 images of CIFAR-10 on a CPU: a small encoder, batch 128, 40 epochs (15,600 steps), three seeds",
+            "not measured here",
+            _OVERNIGHT,
+            data=("cifar10",),
+            seeds=(0, 1, 2),
+        ),
+        Preset(
+            "tuned",
+            "overnight with settings for each method where tuned.yaml has any: published ones and choices of settle",
+            "as overnight",
+            _OVERNIGHT,
+            data=("cifar10",),
+            seeds=(0, 1, 2),
+            tuned=True,
         ),
         Preset(
             "smoke",

@@ -14,6 +14,7 @@ from psm.experiments.aggregate import (
     ResultRow,
     ResultTable,
     SeedStats,
+    choices,
     format_points,
     format_stats,
     headline,
@@ -22,6 +23,7 @@ from psm.experiments.aggregate import (
 from psm.experiments.display import format_duration
 from psm.experiments.figures import Drawing, drawings
 from psm.experiments.results import Study, read_csv, write_csv
+from psm.experiments.tuned import write_tuned
 from psm.reporting.templates import template_environment
 from psm.utils.errors import UserError
 from psm.utils.files import write_atomically
@@ -110,7 +112,8 @@ def _page(result: ExperimentResult, figures: Sequence[PageFigure], files: Sequen
         "reference": _reference_name(references),
         "has_paper": any(table.has_paper for table in result.tables),
         "seeds": "–".join(map(str, sorted({min(counts), max(counts)}))) if counts else "",
-        "has_table": result.experiment.kind in ("table", "bars", "sweep"),
+        "has_table": result.experiment.kind in ("table", "bars", "sweep", "grid"),
+        "scored_on": " and ".join(dict.fromkeys(table.scored_on for table in result.tables)),
         "figures": figures,
         "commands": _commands(result),
         "files": files,
@@ -196,7 +199,22 @@ def _write_tables(study: Study, result: ExperimentResult) -> list[str]:
     if result.experiment.kind in ("purity", "gradients"):
         return [f"{result.name}.csv"]
     _write(study, result.name, _markdown(result), "md")
-    return [f"{result.name}.md", f"{result.name}.csv"]
+    choices = _write_choices(study, result) if result.experiment.kind == "grid" else []
+    return [f"{result.name}.md", f"{result.name}.csv", *choices]
+
+
+def _write_choices(study: Study, result: ExperimentResult) -> list[str]:
+    """Write the best settings of each data set and method for `tuned=FILE`; gives the file name."""
+    found = choices(result)
+    if not found:
+        return []
+    name = f"{result.name}.yaml"
+    about = (
+        f"The best of the grid {result.name} for each data set and method, on held-out training images.\n"
+        "psm experiment run table1 preset=tuned tuned=THIS FILE"
+    )
+    write_tuned(study.report / name, found, about)
+    return [name]
 
 
 def _row_columns(table: ResultTable, row: ResultRow) -> dict[str, Any]:

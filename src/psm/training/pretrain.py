@@ -22,6 +22,7 @@ from psm.config.schema import MAY_CHANGE, PretrainConfig, PretrainSettings, Reso
 from psm.config.stored import load_run_config, save_run_config
 from psm.data import ImageDataset, ImageStore, load_dataset
 from psm.data.from_torch import from_torch
+from psm.data.holdout import hold_out
 from psm.data.location import absolute_data, absolute_images
 from psm.data.same_images import image_difference
 from psm.data.stats import channel_statistics
@@ -146,11 +147,11 @@ def _load_data(data: DataLike | None, config: PretrainSettings, progress: bool) 
     """The data given from Python, or what ``data=`` names."""
     if data is None:
         return load_dataset(config.data, config.images, progress, shares_machine(config.devices))
-    if isinstance(data, ImageDataset):
-        return data
     if isinstance(data, Dataset):
         return from_torch(data, config.images, progress)
-    return ImageDataset("images", data if isinstance(data, ImageStore) else ImageStore(data), None, ())
+    if not isinstance(data, ImageDataset):
+        data = ImageDataset("images", data if isinstance(data, ImageStore) else ImageStore(data), None, ())
+    return hold_out(data, config.images.holdout)
 
 
 def run_pretraining(

@@ -13,6 +13,7 @@ from psm.config.keys import show
 from psm.config.schema import InspectConfig, ResolvedPretrainConfig
 from psm.config.stored import load_run_config
 from psm.data import ImageDataset, load_dataset
+from psm.data.holdout import hold_out
 from psm.data.same_images import image_difference
 from psm.data.stats import channel_statistics
 from psm.methods.plugins import load_plugins
@@ -78,7 +79,10 @@ def run_inspection(
             "from Python with that module as encoder=."
         )
     config = settings.build(InspectConfig, *overrides, base=InspectConfig(images=trained.images))
-    data = data or load_dataset(config.data or trained.data, config.images, config.progress)
+    if data is None:
+        data = load_dataset(config.data or trained.data, config.images, config.progress)
+    else:
+        data = hold_out(data, config.images.holdout)
     _check_images(run, checkpoint["psm"], data, show(config.data or trained.data))
     queries = choose(data.train, config.queries, config.seed, "inspected queries")
     others = choose(data.train, config.others, config.seed, "inspected others")

@@ -1,0 +1,130 @@
+"""The grid that settings are chosen by, and the presets that take the choices."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from psm.experiments.aggregate import headline, load_results
+from psm.experiments.plan import make_plan, read_request, resolved
+from psm.experiments.report import write_report
+from psm.experiments.results import Study, add_entries, collect_records, write_record
+from psm.experiments.successor import SETTLE_LRS, SETTLE_METHODS
+from psm.experiments.tuned import PACKAGED, read_tuned, tuned_settings
+from psm.methods import METHODS
+from psm.utils.errors import UserError
+
+
+def plan(*names: Any, **keys: Any) -> Any:
+    return make_plan(read_request(names, keys))
+
+
+def record_of(run: Any, linear: float, knn: float) -> dict[str, Any]:
+    """A record as a worker writes it, with scores of our choosing."""
+    scores = [
+        {"of": run.method, "score": kind, "top1": x, "top5": 99.0} for kind, x in (("linear", linear), ("knn", knn))
+    ]
+    sizes = {"epochs": 1, "batch_size": 32, "encoder": "tiny", "images": 115, "test_images": 13, "classes": 10}
+    machine = {"psm": "0", "torch": "2", "threads": 1, "hardware": "a machine", "commit": "abc", "seconds": 60.0}
+    about = {"run": run.name, "evaluation_hash": run.evaluation_hash, "title": run.title, "method": run.method}
+    kept = {"evaluation": dict(run.evaluation), "config": resolved(run.settings), "curves": [], "date": "2024-01-01"}
+    return about | sizes | machine | kept | {"data": "shapes", "seed": run.seed, "scores": scores}
+
+
+def test_the_grid_is_common_held_out_and_on_a_seed_of_its_own() -> None:
+    found = plan("settle", preset="overnight")
+    assert set(SETTLE_METHODS) == set(METHODS)
+    assert {run.seed for run in found.runs} == {100}
+    for method, own in SETTLE_METHODS.items():
+        runs = [resolved(run.settings) for run in found.runs if run.method == method]
+        assert len(runs) == len(SETTLE_LRS) * (1 + len(own))
+        assert {run["optim.lr"] for run in runs} == set(SETTLE_LRS)
+        assert {run["images.holdout"] for run in runs} == {0.1}
+    reported = plan("all", preset="overnight")
+    assert not {run.seed for run in reported.runs} & {100}
+    assert all(resolved(run.settings)["images.holdout"] is None for run in reported.runs)
+    assert not {entry.experiment for entry in reported.entries} & {"settle", "ingredients", "successor"}
+
+
+@pytest.fixture
+def study(tmp_path: Path) -> Any:
+    """The grid of two methods, whose best are known; the best of SimCLR is at an end of the grid."""
+    found = plan("settle", preset="smoke", methods=["simclr", "psm"])
+    study = Study(tmp_path / "study")
+    add_entries(study, found.entries)
+    for run in found.runs:
+        lr, factor = (resolved(run.settings)[key] for key in ("optim.lr", "predictor.lr_factor"))
+        if run.method == "simclr":
+            scores = (50 + 10 * lr, 40.0)
+        else:
+            scores = (60.0 if lr == 0.06 else 55.0, 41.0 if factor == 10 else 40.0)  # a tie by the linear score
+        write_record(study.record(run.name, run.evaluation_hash), record_of(run, *scores))
+    collect_records(study)
+    return study
+
+
+def test_the_whole_grid_is_published_and_the_best_of_each_method_chosen(study: Any) -> None:
+    page = write_report(study).parent / "settle.html"
+    text = page.read_text()
+    (result,) = load_results(study)
+    (table,) = result.tables
+    assert len(table.method_rows) == 12
+    assert all(row.title in text for row in table.method_rows)
+    assert "held-out training images (10% of each class)" in text
+    assert "on the test images" not in text
+    sentence = headline(result)[0]
+    assert "simclr lr=0.24 (52.40 %)" in sentence
+    assert "psm predictor.lr_factor=10 lr=0.06 (60.00 %)" in sentence
+    assert "too narrow: simclr." in sentence
+    chosen = yaml.safe_load((page.parent / "settle.yaml").read_text())
+    assert chosen["shapes"]["psm"].pop("from").startswith("settle: linear 60.00 % on held-out training images")
+    assert chosen["shapes"]["psm"] == {"optim.lr": 0.06, "predictor.lr_factor": 10.0}
+    assert chosen["shapes"]["simclr"]["optim.lr"] == 0.24
+    assert (page.parent / "settle-shapes.svg").stat().st_size > 1000
+
+
+def test_tuned_takes_the_choices_and_keys_win_over_them(study: Any) -> None:
+    file = str(write_report(study).parent / "settle.yaml")
+    keys = {"preset": "tuned", "data": ["shapes"], "tuned": file, "seeds": [0]}
+    full = {run.title.split()[0]: resolved(run.settings) for run in plan("table1", **keys).runs}
+    assert (full["psm"]["optim.lr"], full["psm"]["predictor.lr_factor"]) == (0.06, 10.0)
+    assert full["simclr"]["optim.lr"] == 0.24
+    assert full["byol"]["optim.lr"] == 0.06  # no entry: as all
+    given = plan("table1", **keys, **{"optim.lr": 0.5}, methods=["simclr"]).runs
+    assert resolved(given[0].settings)["optim.lr"] == 0.5
+    same = plan("table1", preset="overnight", data=["shapes"], tuned=file, seeds=[0])
+    assert {run.name for run in same.runs} == {run.name for run in plan("table1", **keys).runs}
+
+
+def test_tuned_and_shared_settings_are_never_one_table(study: Any) -> None:
+    file = str(write_report(study).parent / "settle.yaml")
+    tuned, shared = (
+        plan("table1", preset="overnight", data=["shapes"], methods=["byol"], seeds=[0], **more)
+        for more in ({"tuned": file}, {})
+    )
+    assert {e.protocol for e in tuned.entries}.isdisjoint({e.protocol for e in shared.entries})
+    assert [run.name for run in tuned.runs] == [run.name for run in shared.runs]  # byol has no entry
+    assert "tuned=settle.yaml" in tuned.entries[0].command
+
+
+def test_what_comes_with_the_package_says_where_it_is_from_and_builds() -> None:
+    entries = read_tuned()
+    assert entries == yaml.safe_load(PACKAGED.read_text())
+    for data, methods in entries.items():
+        for method, entry in methods.items():
+            assert entry["from"].startswith(("published: ", "settle: ")), (data, method)
+            (run,) = plan("table1", preset="tuned", data=[data], methods=[method], seeds=[0]).runs
+            full = resolved(run.settings)
+            assert {key: full[key] for key in tuned_settings(entries, data, method)} == tuned_settings(
+                entries, data, method
+            )
+
+
+@pytest.mark.parametrize("content", [None, "- a", "cifar10: 3", "cifar10: {psm: 3}", "a: ["])
+def test_a_file_of_another_form_is_refused(tmp_path: Path, content: str | None) -> None:
+    file = tmp_path / "tuned.yaml"
+    if content is not None:
+        file.write_text(content)
+    with pytest.raises(UserError, match=r"tuned=.*tuned\.yaml"):
+        plan("table1", preset="tuned", tuned=str(file))
