@@ -74,9 +74,10 @@ def test_the_whole_grid_is_published_and_the_best_of_each_method_chosen(study: A
     assert "held-out training images (10% of each class)" in text
     assert "on the test images" not in text
     sentence = headline(result)[0]
-    assert "simclr lr=0.24 (52.40 %)" in sentence
-    assert "psm predictor.lr_factor=10 lr=0.06 (60.00 %)" in sentence
+    assert "simclr, lr 0.24 (52.40 %)" in sentence
+    assert "psm, predictor 10x, lr 0.06 (60.00 %)" in sentence
     assert "too narrow: simclr." in sentence
+    assert "Δ: difference" not in text
     chosen = yaml.safe_load((page.parent / "settle.yaml").read_text())
     assert chosen["shapes"]["psm"].pop("from").startswith("settle: linear 60.00 % on held-out training images")
     assert chosen["shapes"]["psm"] == {"optim.lr": 0.06, "predictor.lr_factor": 10.0}

@@ -296,7 +296,7 @@ def _draw_grid(result: ExperimentResult, table: ResultTable) -> Figures:
             axis.add_patch(Rectangle(corner, 1, 1, fill=False, edgecolor=ORANGE, linewidth=2, zorder=3))
         axis.text(*place, f"{mean:.1f}", ha="center", va="center", fontsize=9)
     axis.set_xticks(range(len(positions)), [f"{position:g}" for position in positions])
-    axis.set_yticks(range(len(series)), [fill(name, 26) for name in series], fontsize=8)
+    axis.set_yticks(range(len(series)), [fill(name, 28) for name in series], fontsize=8)
     axis.set_xlim(-0.5, len(positions) - 0.5)
     axis.set_ylim(len(series) - 0.5, -0.5)
     axis.set_xlabel(result.experiment.axis)

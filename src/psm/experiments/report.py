@@ -110,6 +110,7 @@ def _page(result: ExperimentResult, figures: Sequence[PageFigure], files: Sequen
             for title, row in rows.items()
         ],
         "reference": _reference_name(references),
+        "has_reference": bool(references),
         "has_paper": any(table.has_paper for table in result.tables),
         "seeds": "–".join(map(str, sorted({min(counts), max(counts)}))) if counts else "",
         "has_table": result.experiment.kind in ("table", "bars", "sweep", "grid"),

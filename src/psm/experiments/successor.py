@@ -8,19 +8,21 @@ from psm.experiments.rows import EQUAL_SUM, Configuration, Experiment, method_ro
 SETTLE_LRS = (0.03, 0.06, 0.12, 0.24)
 SETTLE_SEED = 100  # a study reports other seeds
 SETTLE_HOLDOUT = 0.1
-SETTLE_METHODS: dict[str, tuple[dict[str, Any], ...]] = {
-    "simclr": (),
-    "mocov2": ({"loss.temperature": 0.2},),
-    "byol": ({"target.schedule": "cosine"},),
-    "vicreg": ({"heads.hidden_dim": 2048, "heads.out_dim": 2048, "heads.norm_last": "none"},),
-    "mochi": ({"negatives.hard_share": 1 / 64},),
-    "dcl": ({"weighting.tau": 0.05},),
-    "hcl": ({"weighting.beta": 0.5},),
-    "bcl": ({"weighting.alpha": 0.7, "weighting.beta": 1.0},),
-    "nnclr": ({"loss.temperature": 0.1},),
-    "snclr": ({"predictor.lr_factor": 10.0},),
-    "psm": ({"predictor.lr_factor": 10.0},),
-    "psmv2": ({"weighting.beta": 0.5},),
+SETTLE_METHODS: dict[str, dict[str, dict[str, Any]]] = {  # method -> words -> keys
+    "simclr": {},
+    "mocov2": {"t = 0.2": {"loss.temperature": 0.2}},
+    "byol": {"momentum to 1": {"target.schedule": "cosine"}},
+    "vicreg": {
+        "wide linear heads": {"heads.hidden_dim": 2048, "heads.out_dim": 2048, "heads.norm_last": "none"},
+    },
+    "mochi": {"1/64 hardest": {"negatives.hard_share": 1 / 64}},
+    "dcl": {"tau = 0.05": {"weighting.tau": 0.05}},
+    "hcl": {"beta = 0.5": {"weighting.beta": 0.5}},
+    "bcl": {"alpha = 0.7, beta = 1": {"weighting.alpha": 0.7, "weighting.beta": 1.0}},
+    "nnclr": {"t = 0.1": {"loss.temperature": 0.1}},
+    "snclr": {"predictor 10x": {"predictor.lr_factor": 10.0}},
+    "psm": {"predictor 10x": {"predictor.lr_factor": 10.0}},
+    "psmv2": {"beta = 0.5": {"weighting.beta": 0.5}},
 }
 
 
@@ -28,16 +30,12 @@ def _settle_rows() -> tuple[Configuration, ...]:
     """Each method with its own settings and with each of those above, at each learning rate."""
     rows = []
     for method, variants in SETTLE_METHODS.items():
-        for own in ({}, *variants):
-            series = " ".join([method, *(f"{key}={_short(value)}" for key, value in own.items())])
+        for words, own in {"": {}, **variants}.items():
+            series = f"{method}, {words}" if words else method
             for lr in SETTLE_LRS:
                 keys = {"method": method, "images.holdout": SETTLE_HOLDOUT, "optim.lr": lr, **own}
-                rows.append(Configuration(f"{series} lr={lr:g}", keys, value=lr, group=method, series=series))
+                rows.append(Configuration(f"{series}, lr {lr:g}", keys, value=lr, group=method, series=series))
     return tuple(rows)
-
-
-def _short(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 # One change to PSM each, by key.
