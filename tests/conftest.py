@@ -24,7 +24,7 @@ define_missing_operators()  # before a test imports Lightning, which imports tor
 @pytest.fixture(scope="session", autouse=True)
 def own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Large folders leave an index and decoded images in the user's cache folder: not in that of who runs the tests."""
-    os.environ["XDG_CACHE_HOME"] = str(tmp_path_factory.mktemp("cache"))
+    os.environ["PSM_CACHE"] = str(tmp_path_factory.mktemp("cache"))
 
 
 @pytest.fixture

@@ -72,6 +72,9 @@ def test_splits_are_found_or_asked_for(tmp_path: Path) -> None:
     assert (values(extra.train), extra.test, extra.classes) == ([200, 201, 202, 203], None, ())
     with pytest.raises(UserError, match=r"no split 'test'; give one of train, validation, extra"):
         read(f"{tmp_path / 'set'}:test", tmp_path)
+    rows(4).save_to_disk(str(tmp_path / "one"))
+    with pytest.raises(UserError, match="no split 'test', only train"):
+        read(f"{tmp_path / 'one'}:test", tmp_path)
 
 
 def test_limit_and_unreadable_rows(tmp_path: Path) -> None:

@@ -85,9 +85,9 @@ class CachedPixels:
 
 
 def cache_folder(config: ImagesConfig, create: bool = True) -> Path:
-    """The cache folder: images.cache, or ``psm`` below the user's cache folder. Created if asked."""
-    home = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "psm"
-    folder = Path(config.cache).expanduser() if config.cache else home
+    """The cache folder: images.cache, $PSM_CACHE, or ``psm`` below the user's cache folder. Created if asked."""
+    usual = f"{os.environ.get('XDG_CACHE_HOME') or '~/.cache'}/psm"
+    folder = Path(config.cache or os.environ.get("PSM_CACHE") or usual).expanduser()
     if not create:
         return folder
     try:

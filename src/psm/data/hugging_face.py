@@ -94,7 +94,9 @@ def scan(source: str, config: ImagesConfig) -> tuple[HfSplit, HfSplit | None, tu
     opened, wanted = _opened(source)
     tests: list[str] = []
     if not hasattr(opened, "keys"):
-        train = ("train", opened)
+        train = (str(opened.split or "train"), opened)
+        if wanted not in ("", train[0]):
+            raise UserError(f"data={source}: there is no split {wanted!r}, only {train[0]}; leave it out.")
     elif wanted:
         if wanted not in opened:
             raise UserError(f"data={source}: there is no split {wanted!r}; give one of {', '.join(opened)}.")

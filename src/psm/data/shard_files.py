@@ -143,6 +143,18 @@ def copy_shard(address: str, status: ShardStatus, write: Callable[[bytes], Any],
     _attempts(transfer)
 
 
+def read_beside(address: str, name: str) -> bytes | None:
+    """The content of a small file in the folder of a shard, or None if there is none."""
+    if not is_remote(address):
+        file = Path(address).parent / name
+        return file.read_bytes() if file.is_file() else None
+    system, path = _file_system(f"{address.partition('?')[0].rpartition('/')[0]}/{name}")
+    try:
+        return _timed(lambda: system.cat_file(path), STALL_SECONDS)
+    except Exception:  # it is not there, or the server does not say
+        return None
+
+
 def cached_name(address: str, status: ShardStatus) -> str:
     """The file name of a remote shard's copy."""
     text = f"{address}\0{status.bytes}\0{status.version}"

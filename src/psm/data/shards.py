@@ -1,7 +1,6 @@
 """Data sets of shards: tar files in WebDataset's layout, local or remote, read by an index."""
 
 from collections.abc import Sequence
-from pathlib import Path
 from re import split as words_of
 
 import numpy as np
@@ -13,7 +12,7 @@ from psm.data.dataset import ImageDataset, ImageStore
 from psm.data.image_files import rounded_size
 from psm.data.names import FileNames
 from psm.data.shard_cache import ShardCache
-from psm.data.shard_files import is_remote, shard_addresses
+from psm.data.shard_files import read_beside, shard_addresses
 from psm.data.shard_index import ShardIndex, build_index
 from psm.data.splits import TEST_NAMES, held_out_mask, limit_indices
 from psm.data.streamed import StreamedImages
@@ -82,12 +81,10 @@ def _class_names(addresses: Sequence[str], labels: np.ndarray | None) -> tuple[s
     if labels is None:
         return ()
     count = int(labels.max()) + 1
-    if not is_remote(addresses[0]):
-        file = Path(addresses[0]).parent / CLASSES_FILE
-        if file.is_file():
-            names = file.read_text(encoding="utf-8", errors="replace").splitlines()
-            if len(names) >= count:
-                return tuple(names)
+    content = read_beside(addresses[0], CLASSES_FILE)
+    names = content.decode("utf-8", "replace").splitlines() if content else []
+    if len(names) >= count:
+        return tuple(names)
     return tuple(str(number) for number in range(count))
 
 

@@ -80,6 +80,11 @@ class WholeImages:
                 batch[row, view] = resized_box(image, box, size)
         return batch, ids, Failures()
 
+    @property
+    def unreadable(self) -> tuple[tuple[str, str], ...]:
+        """Nothing: what could not be read was left out when the cache was built."""
+        return ()
+
     def report(self, failures: Failures) -> None:
         """Nothing: what could not be read was left out when the cache was built."""
 

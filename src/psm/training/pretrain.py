@@ -261,7 +261,11 @@ def _pretrain(
         deciding.close()
         exchange.start()
         stack.enter_context(handed_down(decision))
-        return _fit(run, trainer, module, loaded, point is not None)
+        try:
+            return _fit(run, trainer, module, loaded, point is not None)
+        finally:  # images from shards are found to be unreadable when they are read
+            if loaded.train.streamed is not None and loaded.train.streamed.unreadable:
+                _report_unreadable(run, loaded)
 
 
 def _follow(
@@ -289,8 +293,9 @@ def _follow(
 def _report_unreadable(run: RunFolder, data: ImageDataset) -> None:
     if data.unreadable:
         log.warning("%d unreadable files are left out, see %s", len(data.unreadable), run.unreadable)
-        lines = "".join(f"{file}\t{reason}\n" for file, reason in data.unreadable)
-        write_text_atomically(run.unreadable, lines)
+    found = (*data.unreadable, *(data.train.streamed.unreadable if data.train.streamed is not None else ()))
+    if found:
+        write_text_atomically(run.unreadable, "".join(f"{file}\t{reason}\n" for file, reason in found))
 
 
 def _begun_with(run: RunFolder, point: Path) -> ResolvedPretrainConfig:
