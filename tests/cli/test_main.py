@@ -91,7 +91,7 @@ def test_help_of_a_group_and_of_an_unknown_one(capsys: pytest.CaptureFixture[str
         (["data", "data=OUT"], "OUT"),
         (["pretrain", "--out", "x"], "'--out' is not key=value: write out=x."),
         (["pretrain", "out=OUT", "--epochs", "3"], "write epochs=3"),
-        (["pretrain", "out=OUT", "num_workers=3"], "no key corresponds"),
+        (["pretrain", "out=OUT", "num_workers=3"], "write images.workers="),
         (["pretrain", "out=OUT", "epochs=0"], "epochs=0 is too small: give 1 or more"),
         (["pretrain", "out=OUT", "config=/dev/zero"], "is not a regular file"),
         (["evaluate", "OUT"], "does not exist"),

@@ -8,7 +8,7 @@ import pytest
 from psm.config import merge as settings
 from psm.config.schema import EvaluateConfig, PretrainConfig
 from psm.experiments.catalog import EXPERIMENTS, PSM_WEIGHTS
-from psm.experiments.plan import data_name, make_plan, read_request, resolved
+from psm.experiments.plan import absolute_data, data_name, make_plan, read_request, resolved
 from psm.experiments.presets import PRESETS
 from psm.methods.build import method_of
 from psm.methods.registry import METHODS
@@ -147,3 +147,20 @@ def test_a_folder_is_named_without_where_it_lies(tmp_path: Path) -> None:
     assert str(tmp_path) not in "".join(entry.command + entry.run for entry in found.entries)
     assert found.runs[0].settings["data"] == str(tmp_path / "birds")
     assert data_name("cifar10") == "cifar10"
+
+
+@pytest.mark.parametrize(
+    ("data", "name"),
+    [
+        ("cifar10", "cifar10"),
+        ("some/photos/", "photos"),
+        ("some/list.csv", "list.csv"),
+        ("some/imagenet/train-{000000..000146}.tar", "imagenet"),
+        ("s3://bucket/laion/{0..9}.tar", "laion"),
+        ("hf:timm/imagenet-1k-wds:train", "imagenet-1k-wds"),
+    ],
+)
+def test_the_name_of_a_data_set_in_results(data: str, name: str) -> None:
+    assert data_name(data) == name
+    address = data == "cifar10" or data.startswith(("s3:", "hf:"))
+    assert (absolute_data(data) == data) == address

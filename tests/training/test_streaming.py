@@ -3,13 +3,16 @@
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 import psm
 from psm.config.schema import ImagesConfig
 from psm.data.shard_writer import write_shards
 from psm.training.module import PretrainModule
+from psm.utils.errors import UserError
 
 
 class Interruption(Exception):
@@ -56,3 +59,35 @@ def test_a_resumed_run_on_shards_equals_an_uninterrupted_one(
     scores = psm.evaluate(tmp_path / "whole", linear={"enabled": False}, progress=False)
     assert scores[0].protocol["data"] == str(shards)
     assert scores[0].protocol["train_images"] == 100
+
+
+def test_several_sources_are_stored_with_the_run(tmp_path: Path, small: Any) -> None:
+    """A list given as data= is in config.yaml, and the run is resumed and scored from there."""
+    random = np.random.default_rng(0)
+    for number in range(60):
+        path = tmp_path / ("a" if number < 30 else "b") / ("cat" if number % 2 else "dog") / f"{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(random.integers(0, 256, (16, 16, 3), dtype=np.uint8)).save(path)
+    del small["data"]
+    result = psm.pretrain(tmp_path / "run", data=[tmp_path / "a", tmp_path / "b"], **small | {"epochs": 1})
+    assert result.config.data == [str(tmp_path / "a"), str(tmp_path / "b")]
+    again = psm.pretrain(tmp_path / "run", resume=True, progress=False)
+    assert list(again.data.train.names) == list(result.data.train.names)
+    (score,) = psm.evaluate(tmp_path / "run", linear={"enabled": False}, progress=False)
+    assert score.protocol["data"] == result.config.data
+    assert score.protocol["classes"] == 2
+    with pytest.raises(UserError, match=r"data=\[.*\] differs from data="):
+        psm.pretrain(tmp_path / "run", data=[tmp_path / "a"], resume=True, progress=False)
+
+
+def test_whole_images_train(tmp_path: Path, small: Any) -> None:
+    random = np.random.default_rng(0)
+    (tmp_path / "photos").mkdir()
+    for number in range(40):
+        pixels = random.integers(0, 256, (20 + number % 7, 30, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(tmp_path / "photos" / f"{number}.png")
+    small |= {"data": str(tmp_path / "photos"), "epochs": 1}
+    small["images"] = {"size": 16, "whole": True, "cache": str(tmp_path / "cache"), "workers": 1}
+    whole = psm.pretrain(tmp_path / "whole", **small)
+    assert whole.metrics[-1]["step"] == 1
+    assert whole.data.train.streamed.images[0].shape == (20, 30, 3)

@@ -29,6 +29,7 @@ WORDS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("dataset", "data_dir", "data_path", "data_root", "train_dir"), ("data",)),
     **dict.fromkeys(("root", "download_dir"), ("images.root",)),
     **dict.fromkeys(("image_size", "img_size", "resize"), ("images.size",)),
+    **dict.fromkeys(("num_workers", "workers", "n_workers", "num_threads"), ("images.workers",)),
     **dict.fromkeys(("crop_size", "input_size"), ("views.size",)),
     **dict.fromkeys(("output_dir", "output", "save_dir", "log_dir", "logdir", "exp_dir"), ("out",)),
     **dict.fromkeys(
@@ -44,12 +45,8 @@ WORDS: dict[str, tuple[str, ...]] = {
 # Words of settings that do not exist here, and why.
 ABSENT: dict[str, str] = {
     **dict.fromkeys(
-        ("num_workers", "workers", "n_workers", "num_threads"),
-        "no key corresponds: images are held in memory and views are made in batches, without worker processes",
-    ),
-    **dict.fromkeys(
         ("pin_memory", "prefetch_factor", "persistent_workers"),
-        "no key corresponds: there is no loader with worker processes",
+        "no key corresponds: where there are worker processes (images.workers), they are two batches ahead",
     ),
     **dict.fromkeys(("num_classes", "n_classes"), "no key corresponds: training uses no labels"),
     **dict.fromkeys(("shuffle", "drop_last"), "no key corresponds: images are shuffled anew at each epoch by seed"),

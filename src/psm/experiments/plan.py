@@ -247,13 +247,24 @@ def _typed(value: Any) -> str:
 
 
 def absolute_data(data: str) -> str:
-    """The name of a published data set, or the absolute path of a folder."""
-    return data if data in NAMES else str(Path(data).expanduser().resolve())
+    """The name of a published data set or an address, or the absolute path of a folder, a list or shards."""
+    return data if data in NAMES or _is_address(data) else str(Path(data).expanduser().resolve())
 
 
 def data_name(data: str) -> str:
-    """A data set's name in results: of a folder without its path."""
-    return data if data in NAMES else Path(data).expanduser().resolve().name or data
+    """A data set's name in results: of a folder without its path, of shards that of their folder."""
+    if data in NAMES:
+        return data
+    if data.startswith("hf:"):
+        return data.removeprefix("hf:").partition(":")[0].rstrip("/").rpartition("/")[2]
+    path = data if _is_address(data) else str(Path(data).expanduser().resolve())
+    folder, _, name = path.rstrip("/").rpartition("/")
+    return (folder.rpartition("/")[2] if name.endswith(".tar") else name) or data
+
+
+def _is_address(data: str) -> bool:
+    """True for what is no path of this machine."""
+    return data.startswith("hf:") or "://" in data
 
 
 def data_title(data: str) -> str:
