@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -101,6 +102,26 @@ def run_psm(*arguments: Any, timeout: float = 300, **environment: str) -> subpro
             raise TimeoutError(f"psm {' '.join(map(str, arguments))} took more than {timeout} s")
         out, err = ((Path(folder) / name).read_text() for name in ("stdout", "stderr"))
     return subprocess.CompletedProcess(list(arguments), process.exitcode, out, err)
+
+
+def run_python(source: str, folder: Path, timeout: float = 300) -> None:
+    """Python source in a new process whose working directory is a folder; fails with the process's own error."""
+    errors = folder / "stderr.txt"
+    process = FORKS.Process(target=_source, args=(source, folder, errors))
+    process.start()
+    process.join(timeout)
+    assert process.exitcode == 0, errors.read_text()
+
+
+def _source(source: str, folder: Path, errors: Path) -> None:
+    os.chdir(folder)
+    with errors.open("w", buffering=1) as sys.stderr:
+        torch.set_num_threads(1)
+        try:
+            exec(source, {"__name__": "__main__"})
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
 
 
 def _command_line(arguments: list[str], output: Path | None, environment: dict[str, str]) -> None:

@@ -13,6 +13,7 @@ import pytest
 from helpers import run_psm as psm
 from psm.cli.main import main
 from psm.config import merge as settings
+from psm.config.export import ExportConfig
 from psm.config.schema import (
     METHOD_GROUPS,
     DataConfig,
@@ -48,6 +49,7 @@ def test_help_does_not_import_torch() -> None:
         ("pretrain", PretrainConfig),
         ("evaluate", EvaluateConfig),
         ("inspect", InspectConfig),
+        ("export", ExportConfig),
         ("data", DataConfig),
         ("methods", MethodsConfig),
         ("experiment", ExperimentConfig),
@@ -84,6 +86,10 @@ def test_help_of_a_group_and_of_an_unknown_one(capsys: pytest.CaptureFixture[str
         (["evaluate"], "checkpoint= is missing"),
         (["evaluate", "checkpoint=OUT"], "does not exist"),
         (["inspect", "OUT"], "does not exist"),
+        (["export"], "checkpoint= is missing"),
+        (["export", "OUT", "format=onnx"], "does not exist"),
+        (["pretrain", "out=OUT", "init=no.pth"], "init=no.pth does not exist"),
+        (["pretrain", "out=OUT", "pretrained=true"], "write init="),
         (["inspect", "run=OUT"], "does not exist"),
         (["inspect"], "run= is missing"),
         (["pretrian"], "did you mean 'pretrain'?"),

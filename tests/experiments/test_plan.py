@@ -110,6 +110,7 @@ def test_a_run_is_known_by_every_setting_that_matters() -> None:
         ("images.limit", 96), ("views.blur", 0.5), ("loss.temperature", 0.2), ("heads.out_dim", 8), ("seeds", [1]),
         ("precision", "bf16-mixed"), ("channels_last", False), ("sampler.name", "pnsm"), ("images.split", "official"),
         ("trainer.deterministic", True), ("target.momentum", 0.9), ("optim.clip", 1.0), ("stem", "imagenet"),
+        ("init", "runs/a"),
     ]  # fmt: skip
     names = [name(**{key: value}) for key, value in different]
     assert len({plain, *names}) == len(different) + 1

@@ -230,6 +230,8 @@ def command_of(name: str, request: Request) -> str:
     """The command that repeats an experiment, without keys about this machine."""
     given = {k: v for k, v in request.given.items() if k not in MAY_CHANGE}
     given = {"preset": request.config.preset} | given
+    if given.get("init") is not None:
+        given["init"] = Path(given["init"]).name
     if "data" in given:
         given["data"] = [data_name(data) for data in given["data"]]
     if given.get("tuned"):

@@ -70,7 +70,7 @@ def _files(folder: Path) -> list[Image.Image]:
 
 def _loaded(data: str) -> list[Image.Image]:
     """Some images of a data set by name."""
-    store = load_dataset(data, ImagesConfig(), progress=False).train
+    store = load_dataset(data, ImagesConfig(limit=IMAGES), progress=False).train
     pixels = store.take(evenly_spaced(len(store), IMAGES))
     return [Image.fromarray(image.permute(1, 2, 0).numpy()) for image in pixels]
 
