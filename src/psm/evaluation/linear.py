@@ -10,6 +10,7 @@ from torch.nn.functional import cross_entropy, linear
 from psm.config.schema import LinearConfig
 from psm.data.splits import held_out_mask
 from psm.evaluation.accuracy import Accuracy, topk_accuracy
+from psm.evaluation.standardize import Standardize
 from psm.utils.schedule import learning_rate
 from psm.utils.seeding import generator
 
@@ -24,21 +25,6 @@ class LinearResult:
 
     accuracy: Accuracy
     lr: float
-
-
-@dataclass(frozen=True)
-class Standardize:
-    """Fixed affine map of features to zero mean and unit deviation: the classifier stays linear."""
-
-    mean: Tensor  # (F,)
-    std: Tensor  # (F,)
-
-    @classmethod
-    def fit(cls, features: Tensor) -> "Standardize":
-        return cls(features.mean(0), features.std(0).clamp(min=1e-6))
-
-    def __call__(self, features: Tensor) -> Tensor:
-        return (features - self.mean) / self.std
 
 
 def linear_accuracy(

@@ -28,3 +28,10 @@ def num_cores() -> int:
 def free_bytes(device: torch.device) -> int:
     """Free memory of a CUDA device; 0 for others: a CPU has the images in memory anyway."""
     return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 0
+
+
+def resident(values: Tensor, device: torch.device) -> Tensor:
+    """The values on the device where they take at most half of its free memory, else where they are."""
+    if values.device == device or values.numel() * values.element_size() > free_bytes(device) / 2:
+        return values
+    return values.to(device)
