@@ -130,7 +130,9 @@ def test_a_grid_trains_each_rate_as_a_layer_of_its_own_and_takes_the_best() -> N
         assert alone[lr].lr == lr
     grid = LinearConfig(lr_grid=list(alone), **settings)
     chosen = linear_accuracy(lambda epoch: train, labels, test, test_labels, 3, grid)
-    assert chosen == alone[chosen.lr]  # trained on all images with the chosen rate, as if it had been given
+    assert chosen.accuracy == alone[chosen.lr].accuracy  # trained on all images, as if the rate had been given
+    assert chosen.held_out_top1[chosen.lr] == max(chosen.held_out_top1.values())
+    assert list(chosen.held_out_top1) == list(alone)
     assert chosen.accuracy.top1 == max(result.accuracy.top1 for result in alone.values())
     assert (
         linear_accuracy(lambda epoch: train, labels, test, test_labels, 3, LinearConfig(lr_grid=[0.1], **settings))

@@ -37,7 +37,7 @@ def wilson_interval(successes: float, trials: int, confidence: float = CONFIDENC
     """
     if trials < 1 or not 0 <= successes <= trials:
         raise ValueError(f"{successes} successes of {trials} trials are no proportion")
-    z = statistics.NormalDist().inv_cdf((1 + confidence) / 2)
+    z = normal_quantile(confidence)
     share, square = successes / trials, z * z / trials
     center = (share + square / 2) / (1 + square)
     half = z / (1 + square) * math.sqrt(share * (1 - share) / trials + square / (4 * trials))
@@ -60,13 +60,18 @@ def t_interval(values: Iterable[float], confidence: float = CONFIDENCE) -> Inter
     return Interval(mean - half, mean + half)
 
 
+def normal_quantile(confidence: float = CONFIDENCE) -> float:
+    """The z for which a standard normal variable lies within [-z, z] with this probability."""
+    return statistics.NormalDist().inv_cdf((1 + confidence) / 2)
+
+
 @cache
 def t_quantile(degrees: int, confidence: float = CONFIDENCE) -> float:
     """The t for which a Student variable of so many degrees of freedom lies within [-t, t] with this probability."""
     if degrees < 1:
         raise ValueError(f"{degrees} degrees of freedom: at least 1 is needed")
     if degrees > MANY_DEGREES:  # the expansion about the normal quantile, here exact to ten digits
-        z = statistics.NormalDist().inv_cdf((1 + confidence) / 2)
+        z = normal_quantile(confidence)
         return z + (z**3 + z) / (4 * degrees) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * degrees**2)
     low, high = 0.0, math.pi / 2  # of the angle atan(t / sqrt(degrees)), in which the probability is smooth and bounded
     while True:
