@@ -18,7 +18,7 @@ from psm.data import ImageDataset, ImageStore
 from psm.evaluation.accuracy import topk_accuracy
 from psm.evaluation.evaluate import BASELINE_LR_GRID
 from psm.evaluation.features import extract, frozen
-from psm.evaluation.knn import knn_accuracy
+from psm.evaluation.knn import knn_accuracies, knn_accuracy, nearest_neighbors
 from psm.evaluation.linear import linear_accuracy
 from psm.models.pretrained import checksum
 from psm.utils.errors import UserError
@@ -55,6 +55,34 @@ def test_knn_equals_loops(k: Any, temperature: Any) -> None:
     result = knn_accuracy(train, train_labels, test, test_labels, 7, KnnConfig(k=k, temperature=temperature))
     expected = slow_knn(train, train_labels, test, test_labels, 7, min(k, len(train)), temperature)
     assert (result.top1, result.top5) == pytest.approx(expected)
+
+
+def test_one_search_serves_all_k_and_temperatures(monkeypatch: pytest.MonkeyPatch) -> None:
+    train, train_labels = clusters(classes=7, width=8, count=84)
+    test, test_labels = clusters(classes=7, width=8, count=35, seed=1)
+    data = train, train_labels, test, test_labels, 7
+    searches = []
+
+    def spy(*arguments: Any) -> Any:
+        searches.append(arguments)
+        return nearest_neighbors(*arguments)
+
+    monkeypatch.setattr("psm.evaluation.knn.nearest_neighbors", spy)
+    found = knn_accuracies(*data, KnnConfig(k=[5, 200, 1], temperature=[0.07, 0.5]))
+    assert len(searches) == 1
+    assert [(k, t) for k, t, _ in found] == [(k, t) for k in (5, 84, 1) for t in (0.07, 0.5)]
+    for k, temperature, accuracy in found:
+        assert accuracy == knn_accuracy(*data, KnnConfig(k=k, temperature=temperature))
+
+
+def test_neighbors_are_the_same_when_searched_block_by_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    train, test = clusters(count=84, width=8)[0], clusters(count=35, width=8, seed=1)[0]
+    whole = nearest_neighbors(train, test, 20, torch.device("cpu"))
+    monkeypatch.setattr("psm.evaluation.knn.TRAIN_BLOCK_BYTES", 11 * 8 * 4)  # fewer rows than neighbors
+    monkeypatch.setattr("psm.evaluation.knn.MAX_SIMILARITIES", 40)
+    blocks = nearest_neighbors(train, test, 20, torch.device("cpu"))
+    assert torch.equal(whole[1], blocks[1])
+    assert torch.allclose(whole[0], blocks[0])
 
 
 def test_knn_is_finite_at_a_small_temperature() -> None:
@@ -260,11 +288,11 @@ def test_a_run_its_checkpoint_and_its_encoder_score_the_same(run: Any, tmp_path:
 def test_augmented_linear_sees_other_features(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
 
-    def spy(encoder: Any, images: Any, prepare: Any, **more: Any) -> Any:
-        seen.append(extract(encoder, images, prepare, **more))
+    def spy(*arguments: Any, **more: Any) -> Any:
+        seen.append(extract(*arguments, **more))
         return seen[-1]
 
-    monkeypatch.setattr("psm.evaluation.evaluate.extract", spy)
+    monkeypatch.setattr("psm.evaluation.subject.extract", spy)
     scores = psm.evaluate(run, out=str(tmp_path), linear={"epochs": 2, "augment": True}, progress=False)
     assert scores[-1].protocol["augment"] is True
     plain, _, first, second = seen
@@ -303,6 +331,12 @@ def test_refusals(run: Any, tmp_path: Path) -> None:
         ({"linear": {"lr_grid": []}}, r"linear\.lr_grid=\[\] leaves nothing"),
         ({"out": "/proc/nothing"}, "cannot be written"),
         ({"knn": {"temperature": float("nan")}}, r"knn\.temperature=nan"),
+        ({"knn": {"k": [5, 0]}}, r"knn\.k=\[5,0\] is too small"),
+        ({"knn": {"k": []}}, r"knn\.k=\[\] leaves nothing"),
+        ({"scores": ["knn", "lines"]}, r"scores=\[knn,lines\] is unknown .*: choose one of all, knn, linear"),
+        ({"scores": ["few_labels"], "few_labels": {"amounts": ["1/2"]}}, r"few_labels\.amounts=1/2 is no amount"),
+        ({"scores": ["logistic"], "logistic": {"c_grid": [0.0]}}, r"logistic\.c_grid=.*above 0"),
+        ({"knn": {"enabled": False}, "linear": {"enabled": False}}, "leave nothing to score"),
     ],
 )
 def test_bad_settings(run: Any, keys: Any, expected: Any) -> None:

@@ -12,7 +12,7 @@ def run(arguments: Sequence[str]) -> None:
     settings.build(Config, *overrides)
     from psm.evaluation.evaluate import run_evaluation
     from psm.reporting.run_page import write_page
-    from psm.reporting.terminal import scores_table
+    from psm.reporting.score_table import scores_table
 
     evaluation = run_evaluation(*overrides)
     scores_table(evaluation.scores)

@@ -3,6 +3,17 @@
 from dataclasses import dataclass
 from typing import Any, Generic, Never
 
+from psm.config.evaluation import (
+    SCORES,
+    ClustersConfig,
+    FewLabelsConfig,
+    KnnConfig,
+    LidarConfig,
+    LinearConfig,
+    LogisticConfig,
+    RankMeConfig,
+    RetrievalConfig,
+)
 from psm.config.keys import Unset, key
 
 # Groups of keys that describe a method; `psm.methods.MethodSpec` has the same.
@@ -174,6 +185,7 @@ class MonitorConfig:
     images: int = key(5000, "training images that vote in it, at most", at_least=1)
     test_images: int = key(2000, "test images that are scored in it, at most", at_least=1)
     log_every: int = key(50, "send the loss to the loggers every so many steps", at_least=1)
+    linear: bool = key(False, "train a linear classifier beside the encoder, on its features as they are; needs labels")
     purity: bool = key(False, "how often mined rows have the query's label (figure 1); needs labels and a bank")
 
 
@@ -287,36 +299,6 @@ class ResolvedPretrainConfig(PretrainSettings[Never]):
 
 
 @dataclass
-class KnnConfig:
-    """Weighted nearest neighbors on frozen features."""
-
-    enabled: bool = key(True, "score by nearest neighbors")
-    k: int = key(20, "neighbors that vote (fewer where there are fewer training images)", at_least=1)
-    temperature: float = key(0.1, "a vote weighs exp(cosine similarity / temperature)", above=0)
-
-
-@dataclass
-class LinearConfig:
-    """The paper's linear protocol: one linear layer on the frozen encoder."""
-
-    enabled: bool = key(True, "score by a linear layer")
-    epochs: int = key(100, "how often the training features are seen", at_least=1)
-    batch_size: int = key(256, "images a step", at_least=1)
-    lr: float = key(
-        0.1, "learning rate of SGD, falling by a cosine to zero; features are standardized first", at_least=0
-    )
-    lr_grid: list[float] | None = key(
-        None,
-        "choose among these rates on 10 % of the training images; none: lr, and a fixed grid for baselines",
-        at_least=0,
-        filled=True,
-    )
-    momentum: float = key(0.9, "momentum of SGD", at_least=0, below=1)
-    weight_decay: float = key(0.0, "weight decay", at_least=0)
-    augment: bool = key(False, "random crops and flips at every epoch (features are then computed anew each time)")
-
-
-@dataclass
 class EvaluateConfig:
     """psm evaluate: score a frozen encoder."""
 
@@ -324,9 +306,19 @@ class EvaluateConfig:
     checkpoint: str = key("", "run folder, checkpoint (.ckpt) or encoder (.safetensors) (needed)")
     data: str | list[str] | None = key(None, "as in pretrain; none: the data that the encoder was trained on")
     out: str | None = key(None, "folder for scores.jsonl; none: the run folder, or the folder of the file")
+    scores: list[str] | None = key(
+        None,
+        "which scores, [knn,linear,logistic,few_labels,retrieval,clusters,rankme,lidar] or all; none: those whose "
+        "enabled is true, kNN and the paper's linear protocol",
+        filled=True,
+        choices=("all", *SCORES),
+    )
+    held_out: bool = key(
+        False, "score on 10 % of each class of the training images, not on the test images: to choose settings"
+    )
     baselines: bool = key(False, "also score raw pixels and an untrained encoder")
     batch_size: int = key(512, "images a forward pass", at_least=1)
-    seed: int = key(0, "decides the linear layer's start and order")
+    seed: int = key(0, "decides every random draw: the linear layer's start and order, draws of labels, views")
     accelerator: str = key("auto", "Lightning's: auto, cpu, gpu, mps")
     precision: str = key(
         "32-true", "32-true, bf16-mixed or 16-mixed, for the features", choices=("32-true", "bf16-mixed", "16-mixed")
@@ -335,6 +327,12 @@ class EvaluateConfig:
     images: ImagesConfig[None] = key(ImagesConfig, "")
     knn: KnnConfig = key(KnnConfig, "")
     linear: LinearConfig = key(LinearConfig, "")
+    logistic: LogisticConfig = key(LogisticConfig, "")
+    few_labels: FewLabelsConfig = key(FewLabelsConfig, "")
+    retrieval: RetrievalConfig = key(RetrievalConfig, "")
+    clusters: ClustersConfig = key(ClustersConfig, "")
+    rankme: RankMeConfig = key(RankMeConfig, "")
+    lidar: LidarConfig = key(LidarConfig, "")
 
 
 @dataclass
@@ -402,5 +400,8 @@ class ExperimentConfig:
     )
     jobs: int = key(1, "runs at a time, each with its share of the CPU's cores", at_least=1)
     progress: bool = key(True, "show a display with the time left; false: a line when a run starts and ends")
+    held_out: bool = key(
+        False, "score on 10 % of each class of the training images, not on the test images: to choose settings"
+    )
     knn: KnnConfig = key(KnnConfig, "")
     linear: LinearConfig = key(LinearConfig, "")

@@ -1,7 +1,7 @@
 """Evaluation from a configuration: freeze an encoder, extract features, store every score with its protocol."""
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
@@ -12,32 +12,35 @@ from typing import Any
 import lightning
 import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.data import Dataset
 
 from psm.config import merge as settings
 from psm.config.keys import show
-from psm.config.schema import EvaluateConfig, ImagesConfig, LinearConfig, ResolvedPretrainConfig, ViewsConfig
+from psm.config.schema import SCORES, EvaluateConfig, ImagesConfig, ResolvedPretrainConfig, ViewsConfig
 from psm.config.stored import load_run_config
-from psm.data import ImageDataset, ImageStore, load_dataset
+from psm.data import ImageDataset, load_dataset
 from psm.data.from_torch import from_torch
 from psm.data.holdout import hold_out
 from psm.data.same_images import MEAN_TOLERANCE
+from psm.data.splits import held_out_mask
 from psm.data.stats import channel_statistics
-from psm.evaluation.accuracy import Accuracy
-from psm.evaluation.features import check_finite_features, check_finite_weights, extract
-from psm.evaluation.knn import knn_accuracy
-from psm.evaluation.linear import linear_accuracy
+from psm.evaluation.features import check_finite_weights
+from psm.evaluation.few_labels import parse_amounts
+from psm.evaluation.mining_analysis import load_snapshot
+from psm.evaluation.protocols import LABEL_FREE, PROTOCOLS
+from psm.evaluation.scores import Score
+from psm.evaluation.subject import EvaluationData, Part, Subject, SubjectFeatures
 from psm.methods.plugins import load_plugins
 from psm.models.factory import create_encoder
 from psm.models.pretrained import EncoderInfo, find_encoder, load_encoder
 from psm.utils.checkpoint_file import read_checkpoint
 from psm.utils.errors import UserError
 from psm.utils.files import append_line
-from psm.utils.progress import StageBar, stages
+from psm.utils.progress import stages
 from psm.utils.resources import resources_explained, write_error
 from psm.utils.run_folder import RunFolder
-from psm.utils.seeding import derived_seed, generator
+from psm.utils.seeding import derived_seed
 from psm.views.transform import Views
 
 log = logging.getLogger("psm")
@@ -47,17 +50,7 @@ MEMORY_ADVICE = (
     "give a smaller batch_size or linear.batch_size, a smaller images.limit, or, to keep the images on disk, a smaller "
     "images.memory"
 )
-
-
-@dataclass(frozen=True)
-class Score:
-    """One accuracy with the protocol that it was measured by."""
-
-    of: str  # the method of the encoder, "untrained encoder" or "raw pixels"
-    score: str  # knn or linear
-    top1: float
-    top5: float
-    protocol: dict[str, Any]
+HELD_OUT = 0.1  # share of each class of the training images that is scored with held_out=true
 
 
 @dataclass(frozen=True)
@@ -69,35 +62,13 @@ class Evaluation:
     training_data: ImageDataset | None
 
 
-@dataclass(frozen=True)
-class Subject:
-    """Something to score: an encoder or a baseline."""
-
-    name: str
-    module: nn.Module
-    protocol: dict[str, Any]  # what the protocol says of it
-    linear: LinearConfig
-
-
-@dataclass(frozen=True)
-class LabeledData:
-    """Training and test images with their labels."""
-
-    train: ImageStore
-    test: ImageStore
-    train_labels: Tensor
-    test_labels: Tensor
-    classes: int
-    size: int
-
-
 def evaluate(
     checkpoint: str | Path,
     data: str | Path | Sequence[str | Path] | ImageDataset | Dataset | None = None,
     encoder: nn.Module | None = None,
     **keys: Any,
 ) -> list[Score]:
-    """Score a frozen encoder by kNN and the linear protocol.
+    """Score a frozen encoder: by default by kNN and the paper's linear protocol, with 95 % intervals.
 
     Args:
         checkpoint: run folder, checkpoint (.ckpt) or encoder (.safetensors).
@@ -107,7 +78,7 @@ def evaluate(
         keys: those of `psm evaluate`, nested ones as dictionaries.
 
     Returns:
-        One score per subject (the encoder, and the baselines if asked for) and kind of score.
+        The scores of each subject (the baselines if asked for, then the encoder), each with its protocol.
     """
     given = {**keys, "checkpoint": str(checkpoint)}
     if isinstance(data, Dataset):
@@ -129,7 +100,7 @@ def run_evaluation(
     load_plugins(first.plugins)
     if not first.checkpoint:
         raise UserError("checkpoint= is missing: give a run folder, for example checkpoint=runs/a.")
-    check_settings(first)
+    kinds = chosen_scores(first)
     device = _device(first.accelerator)
     file = find_encoder(first.checkpoint)
     out = _check_writable(Path(first.out).expanduser() if first.out else _run_folder(file))
@@ -141,25 +112,31 @@ def run_evaluation(
     config = settings.build(EvaluateConfig, *overrides, base=EvaluateConfig(images=images))
     name = config.data or (training.data if training else info.data)
     given = data is not None
+    projector = _projector(file, config, kinds, encoder)
     if isinstance(data, Dataset):
         data = from_torch(data, config.images, config.progress)
     elif data is not None:
         data = hold_out(data, config.images.holdout)
     data = data or load_dataset(name, config.images, config.progress)
-    labeled = _labeled(data, show(name))
+    scored = _evaluation_data(data, show(name), config, kinds)
     views = Views(ViewsConfig(size=info.size), data.size, info.mean, info.std)
-    subject = Subject(info.method, trained.to(device), _origin(file, info, training), config.linear)
-    subjects = [*(_baselines(info, device, config) if config.baselines else ()), subject]
-    protocol = _protocol(name, config, labeled, info)
+    as_in_training = replace(training.views if training else ViewsConfig(), size=info.size)
+    training_views = Views(as_in_training, data.size, info.mean, info.std)
+    origin = _origin(file, info, training)
+    projector = None if projector is None else projector.to(device)
+    baselines = _baselines(info, device, config) if config.baselines else []
+    subjects = [*baselines, Subject(info.method, trained.to(device), origin, config.linear, projector)]
+    protocol = _protocol(name, config, scored, info)
     scores = []
     with stages(config.progress) as bars:
         for subject in subjects:
-            for kind, accuracy, used in _scores(subject, labeled, views, config, bars):
-                whole = {**protocol, **subject.protocol, **used, "seed": config.seed}
-                score = Score(subject.name, kind, accuracy.top1, accuracy.top5, whole)
-                when = datetime.now(UTC).isoformat(timespec="seconds")
-                append_line(out / "scores.jsonl", asdict(score) | {"at": when})
-                scores.append(score)
+            features = SubjectFeatures(subject, scored, views, training_views, config, bars, device)
+            for kind in kinds:
+                for estimates, used in PROTOCOLS[kind](features):
+                    whole = {**protocol, **subject.protocol, **used, "seed": config.seed}
+                    scores.append(Score(subject.name, kind, estimates, whole))
+                    when = datetime.now(UTC).isoformat(timespec="seconds")
+                    append_line(out / "scores.jsonl", scores[-1].record() | {"at": when})
     run = RunFolder(_run_folder(file))
     as_trained = (
         not given
@@ -176,19 +153,63 @@ def _same_means(data: ImageDataset, info: EncoderInfo) -> bool:
     return max(abs(a - b) for a, b in zip(mean, info.mean, strict=True)) <= MEAN_TOLERANCE
 
 
-def _labeled(data: ImageDataset, name: str) -> LabeledData:
+def chosen_scores(config: EvaluateConfig) -> list[str]:
+    """The kinds of scores that are asked for, in the order of the table; refused if there are none."""
+    given = config.scores
+    if given is not None:
+        chosen = [name for name in SCORES if "all" in given or name in given]
+    else:
+        chosen = [name for name in SCORES if getattr(config, name).enabled]
+    if not chosen:
+        raise UserError("knn.enabled=false and linear.enabled=false leave nothing to score: keep one of them.")
+    if "few_labels" in chosen:
+        parse_amounts(config.few_labels.amounts)
+    return chosen
+
+
+def _evaluation_data(data: ImageDataset, name: str, config: EvaluateConfig, kinds: Sequence[str]) -> EvaluationData:
+    """The images to train classifiers on and to score; refused without labels if a score needs them."""
+    train = Part.whole(data.train)
+    if all(kind in LABEL_FREE for kind in kinds):
+        return EvaluationData(train, None, len(data.classes))
     if data.test is None or data.train.labels is None or data.test.labels is None:
-        raise UserError(f"data={name} has no labels to score with: give a labeled set, for example data=cifar10.")
-    return LabeledData(data.train, data.test, data.train.labels, data.test.labels, len(data.classes), data.size)
+        raise UserError(
+            f"data={name} has no labels to score with: give a labeled set, for example data=cifar10, or "
+            "scores=[rankme,lidar], which need none."
+        )
+    if not config.held_out:
+        return EvaluationData(train, Part.whole(data.test), len(data.classes))
+    held = torch.from_numpy(held_out_mask(data.train.labels.numpy(), HELD_OUT))
+    if not held.any():
+        raise UserError(f"held_out=true needs two training images of a class, and data={name} has fewer.")
+    rest = (~held).nonzero().flatten()
+    return EvaluationData(train.take(rest), train.take(held.nonzero().flatten()), len(data.classes))
 
 
-def _protocol(name: str | list[str], config: EvaluateConfig, data: LabeledData, info: EncoderInfo) -> dict[str, Any]:
+def _projector(file: Path, config: EvaluateConfig, kinds: Sequence[str], encoder: nn.Module | None) -> nn.Module | None:
+    """The projector of a checkpoint, where a measure of projections is asked for."""
+    measured = {"rankme": config.rankme.space, "lidar": config.lidar.space}
+    asked = [kind for kind, space in measured.items() if kind in kinds and space == "projections"]
+    if not asked:
+        return None
+    checkpoint = file if file.suffix == ".ckpt" else RunFolder(_run_folder(file)).checkpoint
+    if not checkpoint.exists():
+        raise UserError(
+            f"{asked[0]}.space=projections needs the projector, and {file} has none: give a run folder or a checkpoint."
+        )
+    return load_snapshot(checkpoint, encoder).networks.projector
+
+
+def _protocol(
+    name: str | list[str], config: EvaluateConfig, data: EvaluationData, info: EncoderInfo
+) -> dict[str, Any]:
     """What all scores of an evaluation have in common."""
     return {
         "data": name,
         "images": asdict(config.images),
         "train_images": len(data.train),
-        "test_images": len(data.test),
+        "test_images": 0 if data.test is None else len(data.test),
+        "held_out": config.held_out,
         "classes": data.classes,
         "size": info.size,
         "encoder": info.encoder,
@@ -234,71 +255,13 @@ def _device(accelerator: str) -> torch.device:
         raise UserError(f"accelerator={accelerator} cannot be used: {' '.join(str(error).split())}") from None
 
 
-def _scores(
-    subject: Subject, data: LabeledData, views: Views, config: EvaluateConfig, bars: StageBar
-) -> Iterator[tuple[str, Accuracy, dict[str, Any]]]:
-    """The scores of a subject: kind, accuracy, and the settings that the kind adds to the protocol."""
-
-    def features(images: ImageStore, prepare: Any = views) -> Tensor:
-        with bars(f"{subject.name}: features", len(images)) as advance:
-            found = extract(
-                subject.module,
-                images,
-                prepare,
-                batch_size=config.batch_size,
-                precision=config.precision,
-                advance=advance,
-            )
-        return check_finite_features(found, subject.name)
-
-    train, test = features(data.train), features(data.test)
-    if config.knn.enabled:
-        used = {"k": min(config.knn.k, len(train)), "temperature": config.knn.temperature}
-        accuracy = knn_accuracy(train, data.train_labels, test, data.test_labels, data.classes, config.knn)
-        yield "knn", accuracy, used
-    if config.linear.enabled:
-        augmented = _augmented(features, data, views, config.seed)
-        linear, trainings = subject.linear, 2 if len(subject.linear.lr_grid or ()) > 1 else 1
-        with bars(f"{subject.name}: linear", trainings * linear.epochs) as advance:
-            result = linear_accuracy(
-                augmented if linear.augment else lambda epoch: train,
-                data.train_labels,
-                test,
-                data.test_labels,
-                data.classes,
-                linear,
-                config.seed,
-                advance=lambda epoch: advance(1),
-            )
-        used = {name: value for name, value in asdict(linear).items() if name != "enabled"}
-        yield "linear", result.accuracy, used | {"lr": result.lr}
-
-
-def _augmented(
-    features: Callable[[ImageStore, Any], Tensor], data: LabeledData, views: Views, seed: int
-) -> Callable[[int], Tensor]:
-    """Training features (N, F) of an epoch, from random crops and flips."""
-    no_color = ViewsConfig(preset="small", size=views.size, color_jitter=0.0, grayscale=0.0)
-    crops = Views(no_color, data.size, views.mean, views.std)
-
-    def of_epoch(epoch: int) -> Tensor:
-        draws = generator(seed, "linear views", epoch)
-
-        def prepare(images: Tensor) -> Tensor:
-            return crops.apply(images, crops.sample_params(len(images), draws, views=1, device=images.device))[0]
-
-        return features(data.train, prepare)
-
-    return of_epoch
-
-
 def _baselines(info: EncoderInfo, device: torch.device, config: EvaluateConfig) -> list[Subject]:
     """Raw pixels and, where it can be rebuilt, the encoder before any training."""
     grid = config.linear.lr_grid or list(BASELINE_LR_GRID)
     linear = replace(config.linear, lr_grid=grid)
     no_training = {"checkpoint": None, "which": None, "epoch": 0, "pretraining_seed": None, "method": None}
     no_encoder = {"encoder": None, "stem": None}
-    pixels = Subject("raw pixels", nn.Flatten(), no_training | no_encoder, linear)
+    pixels = Subject("raw pixels", nn.Flatten(), no_training | no_encoder, linear, has_rank=False)
     if info.encoder == "custom":
         log.warning("no untrained encoder is scored: an encoder given as a module cannot be rebuilt.")
         return [pixels]
@@ -320,9 +283,3 @@ def _training_config(file: Path) -> ResolvedPretrainConfig | None:
     run = RunFolder(_run_folder(file))
     is_run = run.marker.exists() and run.config.exists()
     return load_run_config(run) if is_run else None
-
-
-def check_settings(config: EvaluateConfig) -> None:
-    """Refuse keys that contradict each other."""
-    if not (config.knn.enabled or config.linear.enabled):
-        raise UserError("knn.enabled=false and linear.enabled=false leave nothing to score: keep one of them.")

@@ -1,4 +1,4 @@
-"""The linear protocol: one linear layer trained by SGD on frozen features, at one learning rate or the best of several."""
+"""The linear protocol: a linear layer trained by SGD on frozen features, at one rate or at the best of several."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field

@@ -10,12 +10,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from psm.config.evaluation import LogisticConfig
 from psm.data.splits import class_ranks, held_out_mask
 from psm.evaluation.accuracy import Accuracy, topk_accuracy
 from psm.evaluation.standardize import Standardize
 from psm.utils.devices import resident
 
-C_GRID = (1e-4, 1e-3, 0.01, 0.03, 0.1, 0.3, 1.0, 10.0)
+C_GRID = tuple(LogisticConfig().c_grid)
 HELD_OUT = 0.1  # share of each class that C is chosen on, where there are many images
 FOLDS = 5  # with few images each is held out once
 FEW_IMAGES = 2_000

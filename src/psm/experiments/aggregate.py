@@ -1,4 +1,4 @@
-"""Results of a study: means and deviations over seeds, differences to a reference, and the paper's numbers.
+"""Results of a study: means and 95 % intervals over seeds, differences to a reference, and the paper's numbers.
 
 Reads the CSV files of the study only. Imports nothing heavy.
 """
@@ -13,6 +13,7 @@ from psm.experiments.plan import BASELINES, data_title
 from psm.experiments.results import GRADIENT_COLUMNS, Study, read_csv
 from psm.experiments.tuned import FROM
 from psm.utils.errors import UserError
+from psm.utils.statistics import Interval, t_interval
 
 PURITY_METRICS = ("purity_top1", "purity_top5", "hit_top5")
 
@@ -40,6 +41,21 @@ class SeedStats:
     def std(self) -> float | None:
         """Sample standard deviation over seeds (n - 1); None for fewer than two."""
         return statistics.stdev(self.values.values()) if self.count > 1 else None
+
+    @property
+    def interval(self) -> Interval | None:
+        """95 % interval of the mean over seeds (t with n - 1 degrees of freedom); None for fewer than two."""
+        return t_interval(self.values.values())
+
+    @property
+    def half_width(self) -> float | None:
+        """Half of the 95 % interval: what stands after ± on pages."""
+        return None if self.interval is None else self.interval.half_width
+
+    @property
+    def is_clear(self) -> bool:
+        """True if the 95 % interval does not hold 0: of a difference, that it is more than the spread over seeds."""
+        return self.interval is not None and 0 not in self.interval
 
     def minus(self, other: "SeedStats") -> "SeedStats":
         """Differences per seed: runs of equal seeds start from equal weights and see equal images."""
@@ -260,8 +276,8 @@ def _score_stats(by_seed: Mapping[int, Sequence[CsvRow]]) -> dict[ScoreKey, Seed
     found: dict[ScoreKey, dict[int, float]] = {}
     for seed, rows in by_seed.items():
         for row in rows:
-            for top in ("top1", "top5"):
-                found.setdefault((row["score"], top), {})[seed] = float(row[top])
+            for top in ("top1", "top5"):  # of several k or temperatures the first counts; results.csv has all
+                found.setdefault((row["score"], top), {}).setdefault(seed, float(row[top]))
     return {key: SeedStats(values) for key, values in found.items()}
 
 
@@ -369,11 +385,11 @@ def headline(result: ExperimentResult) -> list[str]:
 
 
 def format_stats(stats: SeedStats, signed: bool = False) -> str:
-    """``51.83 ± 0.42``, without the deviation for a single seed."""
+    """``51.83 ± 0.42``, the mean and half of its 95 % interval; the mean alone for a single seed."""
     if not stats.count:
         return "–"
     mean = format_points(stats.mean, signed)
-    return mean if stats.std is None else f"{mean} ± {stats.std:.2f}"
+    return mean if stats.half_width is None else f"{mean} ± {stats.half_width:.2f}"
 
 
 def format_points(value: float, signed: bool = False) -> str:
@@ -457,8 +473,9 @@ def _summarize_sweep(table: ResultTable) -> str:
     text = f"best is {best.title} with {format_stats(best.score(score))} % top-1; all lie within"
     text += f" {max(means) - min(means):.2f} points"
     reference = next((row for row in measured if row.reference is None), None)
-    if reference and (std := reference.score(score).std) is not None:
-        text += f"; {reference.title} alone varies by ± {std:.2f} over {reference.score(score).count} seeds"
+    if reference and (half := reference.score(score).half_width) is not None:
+        seeds = reference.score(score).count
+        text += f"; the 95 % interval of {reference.title} alone is ± {half:.2f}, from {seeds} seeds"
     return f"{text}."
 
 

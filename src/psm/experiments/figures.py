@@ -77,7 +77,7 @@ def _draw_table(result: ExperimentResult, table: ResultTable) -> Figures:
     reference = rows[0].title if rows[0].score(table.main_score).count else None
     yield (
         "",
-        f"{table.title}, measured: dot and bar are mean and standard deviation over seeds, ticks the single runs"
+        f"{table.title}, measured: dot and bar are mean and 95 % interval over seeds, ticks the single runs"
         + (f", the dotted line is {reference}." if reference else "."),
         _measured_dots(rows, table),
     )
@@ -95,7 +95,7 @@ def _measured_dots(rows: Sequence[ResultRow], table: ResultTable) -> Figure:
             continue
         color, marker = _row_style(row)
         axis.plot(list(stats.values.values()), [place] * stats.count, "|", color=color, markersize=9, alpha=0.7)
-        axis.errorbar(stats.mean, place, xerr=stats.std or None, fmt=marker, color=color, capsize=3, markersize=6)
+        axis.errorbar(stats.mean, place, xerr=stats.half_width, fmt=marker, color=color, capsize=3, markersize=6)
         _label_point(axis, stats.mean, place, stats.mean)
     _row_labels(axis, rows)
     if rows[0].score(score).count:
@@ -156,7 +156,7 @@ def _draw_purity(result: ExperimentResult, table: ResultTable) -> Figures:
     """Figure 1: purity of the nearest row, of the five nearest, and whether any of the five has the query's label."""
     counts = [s.count for row in table.method_rows for points in row.curves.values() for s in points.values()]
     seeds = max(counts, default=0)
-    bands = f"; bands are standard deviations over {seeds} seeds" if seeds > 1 else ""
+    bands = f"; bands are 95 % intervals over {seeds} seeds" if seeds > 1 else ""
     for suffix, title, caption, curves in PURITY_PANELS:
         figure, axis = _axes(3.3, f"{title}: % with the query's label")
         for number, row in enumerate(table.method_rows):
@@ -178,16 +178,16 @@ def _chance_line(axis: Axes, table: ResultTable) -> None:
 
 
 def _plot_band(axis: Axes, points: Mapping[int, SeedStats], color: str, style: str, marker: str, label: str) -> None:
-    """Plot the mean over epochs with a band of one standard deviation."""
+    """Plot the mean over epochs with a band of its 95 % interval."""
     epochs = list(points)
     means = [stats.mean for stats in points.values()]
-    stds = [stats.std or 0.0 for stats in points.values()]
+    halves = [stats.half_width or 0.0 for stats in points.values()]
     every = max(1, len(epochs) // 12)
     axis.plot(epochs, means, style, color=color, marker=marker, markersize=4, markevery=every, label=label)
     axis.fill_between(
         epochs,
-        [mean - std for mean, std in zip(means, stds, strict=True)],
-        [mean + std for mean, std in zip(means, stds, strict=True)],
+        [mean - half for mean, half in zip(means, halves, strict=True)],
+        [mean + half for mean, half in zip(means, halves, strict=True)],
         color=color,
         alpha=0.15,
         linewidth=0,
@@ -274,7 +274,7 @@ def _draw_sweep(result: ExperimentResult, table: ResultTable) -> Figures:
     axis.set_xlabel(result.experiment.axis)
     _legend(figure, columns=2)
     has_band = reference is not None and any(stats.count > 1 for stats in reference.scores.values())
-    bands = f"; bands are mean ± standard deviation of {reference.title} over seeds" if reference and has_band else ""
+    bands = f"; bands are the 95 % interval of {reference.title} over seeds" if reference and has_band else ""
     yield "", f"{table.title}: accuracy on {table.scored_on} in percent{bands}.", figure
 
 
@@ -312,12 +312,12 @@ def _plot_choices(
     if not shown:
         return
     band = reference.score(score) if reference else SeedStats()
-    if band.std is not None:
-        axis.axhspan(band.mean - band.std, band.mean + band.std, color=color, alpha=0.12, linewidth=0)
+    if band.interval is not None:
+        axis.axhspan(band.interval.low, band.interval.high, color=color, alpha=0.12, linewidth=0)
     axis.errorbar(
         [place for place, _ in shown],
         [stats.mean for _, stats in shown],
-        yerr=[stats.std or 0.0 for _, stats in shown],
+        yerr=[stats.half_width or 0.0 for _, stats in shown],
         fmt=fmt,
         color=color,
         capsize=3,
@@ -325,7 +325,7 @@ def _plot_choices(
         label=SCORE_NAMES[score],
     )
     for place, stats in shown:
-        _label_point(axis, place, stats.mean + (stats.std or 0.0), stats.mean)
+        _label_point(axis, place, stats.mean + (stats.half_width or 0.0), stats.mean)
 
 
 def _tick_label(row: ResultRow) -> str:

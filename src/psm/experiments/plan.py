@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, get_origin
 
 from psm.config import merge as settings
 from psm.config.schema import MAY_CHANGE, METHOD_GROUPS, EvaluateConfig, ExperimentConfig, PretrainConfig
@@ -86,7 +86,7 @@ def read_request(names: Sequence[str], *overrides: Mapping[str, Any]) -> Request
     for override in overrides:
         for dotted, value in settings.flatten(override, own_rows):
             if dotted in own_rows:
-                is_list = "list" in own_rows[dotted].type and value is not None
+                is_list = all(get_origin(kind) is list for kind in own_rows[dotted].kinds) and value is not None
                 own[dotted] = [value] if is_list and not isinstance(value, (list, tuple)) else value
             else:
                 passed[dotted] = value
@@ -315,7 +315,8 @@ def _evaluation_settings(config: ExperimentConfig, seed: int) -> dict[str, Any]:
     """Keys of `psm evaluate` for a run."""
     keys = {row.key for row in settings.rows(EvaluateConfig) if row.key.startswith(("knn.", "linear."))}
     flat = dict(settings.flatten({"knn": asdict(config.knn), "linear": asdict(config.linear)}))
-    return {key: flat[key] for key in sorted(keys)} | {"seed": seed}
+    held_out = {"held_out": True} if config.held_out else {}
+    return {key: flat[key] for key in sorted(keys)} | held_out | {"seed": seed}
 
 
 def _protocol(request: Request, preset: presets.Preset, data: str) -> str:

@@ -223,7 +223,10 @@ def _row_columns(table: ResultTable, row: ResultRow) -> dict[str, Any]:
 
 
 def _stats_columns(name: str, stats: SeedStats) -> dict[str, float | None]:
-    return {name: stats.mean if stats.count else None, f"{name}_std": stats.std}
+    """Mean, standard deviation and 95 % interval over seeds."""
+    low, high = stats.interval or (None, None)
+    mean = stats.mean if stats.count else None
+    return {name: mean, f"{name}_std": stats.std, f"{name}_low": low, f"{name}_high": high}
 
 
 def _score_rows(result: ExperimentResult) -> Iterator[dict[str, Any]]:
@@ -278,7 +281,16 @@ def _markdown(result: ExperimentResult) -> str:
         lines += [f"Not run yet: {missing}." for missing in columns.table.missing]
         lines += [f"Failed: {row['title']}, seed {row['seed']}: {row['reason']}." for row in columns.table.failed]
         lines += [""]
-    lines += [*headline(result), "", "Repeat it:", "", *(f"    {command}" for command in _commands(result)), ""]
+    lines += [
+        *headline(result),
+        "",
+        "±: 95 % interval of the mean over seeds (t).",
+        "",
+        "Repeat it:",
+        "",
+        *(f"    {command}" for command in _commands(result)),
+        "",
+    ]
     return "\n".join(lines)
 
 

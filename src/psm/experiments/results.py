@@ -158,10 +158,14 @@ def _score_row(record: Mapping[str, Any], score: Mapping[str, Any]) -> Row:
     if not record["method"]:
         row |= {"run": f"{record['run']}/{score['of']}", "title": score["of"]}
     row |= {"score": score["score"]} | {name: round(score[name], 4) for name in ("top1", "top5")}
+    intervals = {name: score.get(f"{name}_interval") or ("", "") for name in ("top1", "top5")}
+    for name, ends in intervals.items():  # of the test images; empty in records of before there were intervals
+        row |= {f"{name}_{side}": x if x == "" else round(x, 4) for side, x in zip(("low", "high"), ends, strict=True)}
     row |= {name: record.get(name) for name in (*DATA_COLUMNS, *MACHINE_COLUMNS)}
     settings = record["evaluation"] | {k: v for k, v in record["config"].items() if k not in MAY_CHANGE}
     used = score.get("protocol", {})
-    settings |= {f"linear.{name}": used[name] for name in ("lr", "lr_grid") if name in used}
+    names = {"knn": ("k", "temperature"), "linear": ("lr", "lr_grid", "held_out_top1")}.get(score["score"], ())
+    settings |= {f"{score['score']}.{name}": used[name] for name in names if name in used}
     return row | {name: value for name, value in settings.items() if name not in row}
 
 

@@ -132,13 +132,13 @@ def run_experiments(request: Request) -> SuiteResult:
 
 def _check_settings(run: PlannedRun) -> None:
     """Refuse wrong settings before any run starts."""
-    from psm.evaluation.evaluate import check_settings as check_evaluation
+    from psm.evaluation.evaluate import chosen_scores
     from psm.training.resolve import check_encoder, check_settings
 
     config = settings.build(PretrainConfig, run.settings)
     check_settings(config)
     check_encoder(config)
-    check_evaluation(settings.build(EvaluateConfig, run.evaluation))
+    chosen_scores(settings.build(EvaluateConfig, run.evaluation))
 
 
 def _missing(study: Study, plan: Plan) -> list[PlannedRun]:

@@ -127,7 +127,7 @@ def _evaluate(study: Study, job: Job) -> list[dict[str, Any]]:
     from psm.evaluation.evaluate import run_evaluation
 
     keys = {"checkpoint": str(study.run(job.run.name)), "baselines": job.baselines, "progress": False}
-    scores = [asdict(score) for score in run_evaluation(job.run.evaluation, keys).scores]
+    scores = [score.record() for score in run_evaluation(job.run.evaluation, keys).scores]
     paths = ("checkpoint", "data", "images")
     return [
         score | {"protocol": {key: value for key, value in score["protocol"].items() if key not in paths}}

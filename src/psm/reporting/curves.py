@@ -21,7 +21,7 @@ class Curve(NamedTuple):
 
 PANELS = {  # title -> curves
     "Loss": (Curve("loss", "loss", BLUE), Curve("chance", "guessing", GRAY, "--")),
-    "kNN top-1, %": (Curve("knn", "top-1", ORANGE),),
+    "Top-1 while training, %": (Curve("knn", "nearest neighbors", ORANGE), Curve("linear", "linear probe", BLUE, "--")),
     "Effective rank of the features": (Curve("effective_rank", "effective rank", GREEN),),
     "Mining": (
         Curve("mined_similarity", "similarity of mined positives", BLUE),
@@ -34,7 +34,7 @@ Metrics = Sequence[dict[str, Any]]  # the records of metrics.jsonl
 
 
 def draw_curves(metrics: Metrics) -> list[str]:
-    """Loss, kNN accuracy, effective rank and mining over the epochs, an SVG element each; unmeasured ones left out."""
+    """Loss, accuracies, effective rank and mining over the epochs, an SVG element each; unmeasured ones left out."""
     return [
         _draw_panel(title, curves, metrics)
         for title, curves in PANELS.items()

@@ -13,8 +13,10 @@ from psm.config.stored import load_run_config
 from psm.data import ImageDataset, load_dataset
 from psm.data.location import data_name
 from psm.evaluation.mining_analysis import MinedQuery, mined_samples
+from psm.evaluation.scores import TITLES, Score
 from psm.methods.build import method_title
 from psm.reporting.curves import draw_curves
+from psm.reporting.score_table import score_rows
 from psm.reporting.templates import template_environment
 from psm.utils.errors import UserError
 from psm.utils.files import read_lines, write_text_atomically
@@ -30,7 +32,8 @@ def write_page(folder: Path | str, data: ImageDataset | None = None) -> Path:
     run = RunFolder(Path(folder))
     config = load_run_config(run)
     names: dict[int, str] = {}
-    metrics, scores = read_lines(run.metrics), read_lines(run.scores)
+    metrics, scores = read_lines(run.metrics), _newest_scores(read_lines(run.scores))
+    accuracies, measures = score_rows(scores)
     queries: list[MinedQuery] = []
     try:
         data = data or load_dataset(config.data, config.images, progress=False)
@@ -50,7 +53,9 @@ def write_page(folder: Path | str, data: ImageDataset | None = None) -> Path:
             settings=settings.to_yaml(config),
             curves=draw_curves(metrics),
             last=metrics[-1] if metrics else {},
-            scores=_newest_scores(scores),
+            scores=scores,
+            accuracies=accuracies,
+            measures=measures,
             queries=queries,
             images=_image_urls(data, queries) if data and queries else {},
             names=names,
@@ -70,12 +75,16 @@ def _mined_queries(checkpoint: Path, data: ImageDataset) -> list[MinedQuery]:
     return [query for query in found if query.positives or query.negatives]
 
 
-def _newest_scores(scores: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """A row per scored encoder or baseline, with its newest score of each kind."""
-    rows: dict[str, dict[str, Any]] = {}
-    for score in scores:
-        rows.setdefault(score["of"], {"of": score["of"]})[score["score"]] = score
-    return list(rows.values())
+def _newest_scores(lines: list[dict[str, Any]]) -> list[Score]:
+    """The newest score of each kind, protocol and encoder or baseline; those of a kind and encoder together."""
+    newest: dict[tuple[str, str, str], Score] = {}
+    for line in lines:
+        score = Score.from_record(line)
+        newest[score.of, score.score, score.describe()] = score
+    subjects = list(dict.fromkeys(score.of for score in newest.values()))
+    kinds = list(TITLES)
+    known = [score for score in newest.values() if score.score in kinds]
+    return sorted(known, key=lambda score: (subjects.index(score.of), kinds.index(score.score)))
 
 
 def _short(name: str) -> str:

@@ -1,7 +1,6 @@
-"""Tables on the terminal: methods, data sets and scores."""
+"""Tables on the terminal: methods and data sets."""
 
 import re
-from collections.abc import Iterable
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,7 +16,6 @@ from psm.utils.resources import write_error
 
 if TYPE_CHECKING:
     from psm.data import ImageDataset
-    from psm.evaluation.evaluate import Score
 
 
 def methods_table() -> None:
@@ -59,22 +57,6 @@ def method_table(name: str) -> None:
             value = getattr(part, f.name)
             shown = str(value).lower() if isinstance(value, bool) else str(value)
             table.add_row(f"{group.name}.{f.name}", shown, f.metadata.get("meaning", ""))
-    Console().print(table)
-
-
-def scores_table(scores: Iterable["Score"]) -> None:
-    """Print a row per encoder or baseline and a column per score."""
-    scores = list(scores)
-    kinds = list(dict.fromkeys(score.score for score in scores))
-    protocol = scores[-1].protocol
-    caption = (
-        f"{data_name(protocol['data'])}: {protocol['train_images']:,} training and {protocol['test_images']:,} test "
-        f"images, {protocol['classes']} classes; encoder {protocol['encoder']}, epoch {protocol['epoch']}"
-    )
-    table = Table("", *(f"{kind} top-{n}" for kind in kinds for n in (1, 5)), caption=caption)
-    for of in dict.fromkeys(score.of for score in scores):
-        cells = {score.score: score for score in scores if score.of == of}
-        table.add_row(of, *(f"{x:.2f}" for kind in kinds for x in (cells[kind].top1, cells[kind].top5)))
     Console().print(table)
 
 

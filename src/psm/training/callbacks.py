@@ -10,15 +10,12 @@ from typing import Any
 import lightning
 import torch
 from lightning.pytorch.callbacks import Checkpoint
-from torch import Tensor
 
-from psm.config.schema import KnnConfig
-from psm.data import ImageDataset, ImageStore
-from psm.evaluation.features import extract
-from psm.evaluation.knn import knn_accuracy
+from psm.data import ImageDataset
 from psm.mining.purity import SERVED, finalize
 from psm.training.health import HEALTH, divergence, feature_health, health_warnings
 from psm.training.module import PretrainModule
+from psm.training.online_scores import online_score_names, online_scores
 from psm.training.progress_bar import ProgressBar
 from psm.utils.errors import Diverged
 from psm.utils.files import append_line, read_lines
@@ -29,9 +26,8 @@ log = logging.getLogger("psm")
 
 def metric_names(module: PretrainModule, data: ImageDataset) -> list[str]:
     """Every metric that callbacks may monitor, as in metrics.jsonl."""
-    scored = ["knn"] if module.config.monitor.knn and data.test is not None else []
     means = [name for name in module.epoch_mean.names if name != SERVED]
-    return [*means, "lr", *HEALTH, *scored, "images_per_second", "seconds"]
+    return [*means, "lr", *HEALTH, *online_score_names(module, data), "images_per_second", "seconds"]
 
 
 class MetricsCallback(lightning.Callback):
@@ -67,8 +63,8 @@ class MetricsCallback(lightning.Callback):
     def on_train_epoch_end(self, trainer: lightning.Trainer, module: PretrainModule) -> None:  # type: ignore[override]
         record = self._measure(trainer, module)
         module.epoch_mean.reset()
-        if trainer.is_global_zero and self._knn_due(record["epoch"], module):
-            record["knn"] = self._knn(module)
+        if trainer.is_global_zero and self._scores_due(record["epoch"], module):
+            record |= online_scores(module, self.data)
         # Rank 0 scores the encoder; a callback that stops the run must decide alike on every rank.
         record = trainer.strategy.broadcast(record) if trainer.world_size > 1 else record
         self.history.append(record)
@@ -81,7 +77,7 @@ class MetricsCallback(lightning.Callback):
         trainer.callback_metrics.update(metrics)
 
     def _measure(self, trainer: lightning.Trainer, module: PretrainModule) -> dict[str, Any]:
-        """The epoch's record but for the kNN score."""
+        """The epoch's record but for the online scores."""
         seconds = time.perf_counter() - self.epoch_started
         steps = trainer.global_step - self.epoch_first_step
         means = module.epoch_mean.means()
@@ -107,25 +103,9 @@ class MetricsCallback(lightning.Callback):
         if self.bar:
             self.bar.show_epoch(record)
 
-    def _knn_due(self, epoch: int, module: PretrainModule) -> bool:
-        monitor = module.config.monitor
-        due = epoch % monitor.every == 0 or epoch == module.config.epochs
-        return monitor.knn and self.data.test is not None and due
-
-    def _knn(self, module: PretrainModule) -> float:
-        """Top-1 accuracy in percent, from evenly spaced training and test images."""
-        monitor = module.config.monitor
-        assert self.data.test is not None
-        train = self._features(module, self.data.train, monitor.images)
-        test = self._features(module, self.data.test, monitor.test_images)
-        return knn_accuracy(*train, *test, len(self.data.classes), KnnConfig()).top1
-
     @staticmethod
-    def _features(module: PretrainModule, images: ImageStore, most: int) -> tuple[Tensor, Tensor]:
-        """Features and labels of at most so many evenly spaced images."""
-        assert images.labels is not None
-        indices = images.sample(most)
-        return extract(module.networks.encoder, images, module.views, indices), images.labels[indices]
+    def _scores_due(epoch: int, module: PretrainModule) -> bool:
+        return epoch % module.config.monitor.every == 0 or epoch == module.config.epochs
 
     @staticmethod
     def _send_to_loggers(trainer: lightning.Trainer, metrics: Mapping[str, float], step: int) -> None:

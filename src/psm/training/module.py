@@ -21,6 +21,8 @@ from psm.models.outputs import Embeddings
 from psm.models.pretrained import EncoderInfo
 from psm.models.siamese import SiameseNetworks
 from psm.training.distributed import gather, sync_batchnorm
+from psm.training.online_probe import LR as PROBE_LR
+from psm.training.online_probe import OnlineProbe
 from psm.training.optim import adapt_loaded_state, build_optimizer
 from psm.training.user_callbacks import plain_states
 from psm.utils.devices import without_autocast
@@ -135,19 +137,26 @@ class PretrainModule(lightning.LightningModule):
         self.networks = networks
         self.method = method
         self.config = config
+        self.info = info
         bank = method.bank
         self.bank = MemoryBank(bank.size, config.heads.out_dim, bank.index) if method.needs_bank else None
         self.epoch_mean = RunningMean(("loss", *method.metric_names, *(PURITY if config.monitor.purity else ())))
-        # Labels serve the purity metric only; training never reads them.
-        self.register_buffer("labels", images.labels if config.monitor.purity else None, persistent=False)
-        self.info = info
+        # Labels serve the purity metric and the online probe only; the networks never see them.
+        needs_labels = config.monitor.purity or config.monitor.linear
+        self.register_buffer("labels", images.labels if needs_labels else None, persistent=False)
+        self.probe = self._build_probe() if config.monitor.linear else None
         self.channels_last = channels_last
         self.views = views
         self.images = images
         self.outputs: StepOutputs  # of the latest step
         self.step_metrics: dict[str, Tensor] = {}  # of the latest step, on the device
         # The bank is equal on all ranks by construction; without this DDP would broadcast it at every step.
-        self._ddp_params_and_buffers_to_ignore = ["bank.rows", "bank.ids", "labels"]
+        ignored = [] if self.probe is None else [f"probe.{name}" for name, _ in self.probe.named_buffers()]
+        self._ddp_params_and_buffers_to_ignore = ["bank.rows", "bank.ids", "labels", *ignored]
+
+    def _build_probe(self) -> OnlineProbe:
+        assert self.labels is not None
+        return OnlineProbe(self.info.width, int(self.labels.max()) + 1)
 
     @property
     def steps_per_epoch(self) -> int:
@@ -273,11 +282,22 @@ class PretrainModule(lightning.LightningModule):
         )
         self.step_metrics = {"loss": loss.detach(), **metrics, **self._purity()}
         self.epoch_mean.update(self.step_metrics)
+        if self.probe is not None:
+            self._update_probe(self.probe, batch)
         return loss
+
+    def _update_probe(self, probe: OnlineProbe, batch: Batch) -> None:
+        """Train the online probe on the features of this step's views; the encoder is not touched."""
+        assert self.labels is not None
+        features = self.outputs.features.float()
+        labels = self.labels[batch.ids].repeat(len(features) // len(batch.ids))
+        with without_autocast(self.device):
+            lr = learning_rate(batch.step, self.total_steps, 0, PROBE_LR, 0.0)
+            probe.update(gather(features), gather(labels), lr)
 
     def _purity(self) -> dict[str, Tensor]:
         """Label agreement of mined rows, if ``monitor.purity`` is set."""
-        if self.labels is None or self.bank is None:
+        if not self.config.monitor.purity or self.labels is None or self.bank is None:
             return {}
         return purity(self.bank, self.outputs.keys, self.outputs.ids, self.labels, self.method.bank.allow_self)
 

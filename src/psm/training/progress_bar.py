@@ -25,7 +25,7 @@ POLL = 1.0
 FORECAST_STEPS, FORECAST_SECONDS = 3, 20.0  # timed before the forecast is shown, whichever comes first
 _SHORTEST_BAR = 10
 # What a narrow line leaves out, in this order. The time left stays whatever the width.
-_DROP_ORDER = ("rate", "step", "chance", "knn", "loss", "epoch")
+_DROP_ORDER = ("rate", "step", "chance", "linear", "knn", "loss", "epoch")
 
 
 @dataclass(frozen=True)
@@ -41,6 +41,7 @@ class Status:
     loss: float | None = None
     chance: float | None = None  # the loss of guessing among all candidates; it grows as the bank fills
     knn: float | None = None  # top-1 in percent
+    linear: float | None = None  # top-1 in percent, of the online probe
 
 
 def progress_line(status: Status, width: int | None = None) -> str:
@@ -64,6 +65,7 @@ def _parts(status: Status, dropped: set[str]) -> list[str]:
         "rate": f"{status.rate:,.0f} img/s" if status.rate is not None else None,
         "loss": loss,
         "knn": f"kNN {status.knn:.1f} %" if status.knn is not None else None,
+        "linear": f"linear {status.linear:.1f} %" if status.linear is not None else None,
         "left": f"{clock_text(status.left)} left",
     }
     return [text for name, text in parts.items() if text and name not in dropped]
@@ -94,7 +96,7 @@ class ProgressBar(lightning.Callback):
         self.shown, self.clock, self.console, self.notes = shown, clock, console, list(notes)
         self.bar: Progress | None = None
         self.heartbeat: _Heartbeat | None = None
-        self.knn: float | None = None
+        self.scores: dict[str, float] = {}  # the latest ones
         self.loss: dict[str, float] = {}
         self.forecast_shown = False
 
@@ -137,7 +139,7 @@ class ProgressBar(lightning.Callback):
 
     def show_epoch(self, record: dict[str, Any]) -> None:
         """Show a finished epoch's means."""
-        self.knn = record.get("knn", self.knn)
+        self.scores |= {name: record[name] for name in ("knn", "linear") if name in record}
         self.loss = {name: record[name] for name in ("loss", "chance") if name in record}
         if self.bar is not None:
             self.bar.update(self.task, completed=record["step"])
@@ -158,7 +160,7 @@ class ProgressBar(lightning.Callback):
             rate=rate,
             loss=self.loss.get("loss"),
             chance=self.loss.get("chance"),
-            knn=self.knn,
+            **self.scores,
         )
 
     def print_if_due(self) -> None:

@@ -43,6 +43,8 @@ def resolve(config: PretrainConfig, data: ImageDataset) -> ResolvedPretrainConfi
     method = method_of(config)
     if config.monitor.purity:
         _check_purity(config, data, method)
+    if config.monitor.linear and not data.labeled:
+        raise UserError(f"monitor.linear=true learns from labels, and data={config.data} has none: leave it at false.")
     return settings.resolved_config(
         config,
         batch_size=_batch_size(config.batch_size, len(data.train)),
