@@ -75,7 +75,9 @@ def test_results_equal_a_hand_computation(study: Any) -> None:
     assert table.runs == 8
     assert table.planned == 12
     assert table.missing == ["without L_soft, seed 2", *(f"PPSM (without PNSM), seed {seed}" for seed in range(3))]
-    assert "without L_hard −1.17 ± 0.76" in headline(result)[0]
+    # t with two degrees of freedom: 4.303 times the standard deviation over the root of three.
+    assert without.difference("linear").half_width == pytest.approx(4.302653 * 0.763763 / math.sqrt(3), abs=1e-4)
+    assert "with 95 % intervals: without L_hard −1.17 ± 1.90" in headline(result)[0]
 
 
 def test_the_page_has_these_numbers_and_says_what_is_missing(study: Any) -> None:
@@ -83,13 +85,16 @@ def test_the_page_has_these_numbers_and_says_what_is_missing(study: Any) -> None
     collect_records(study)
     page = write_report(study).parent / "table2.html"
     text = page.read_text()
-    for words in ("51.33", "± 1.53", "−1.17", "± 0.76", "4 of 12 runs are missing", "without L_soft, seed 2"):
+    for words in ("51.33", "± 3.79", "−1.17", "± 1.90", "4 of 12 runs are missing", "without L_soft, seed 2"):
         assert words in text
     assert "psm experiment run table2 preset=smoke seeds=[0,1,2]" in text
     with (page.parent / "table2.csv").open() as file:
         rows = {(row["title"], row["score"]): row for row in csv.DictReader(file)}
     assert float(rows["without L_hard", "linear"]["top1_difference"]) == pytest.approx(-3.5 / 3)
     assert rows["PSM", "knn"]["seeds"] == "3"
+    assert float(rows["PSM", "linear"]["top1_low"]) == pytest.approx(51.3333 - 3.7946, abs=1e-3)
+    assert float(rows["PSM", "linear"]["top1_high"]) == pytest.approx(51.3333 + 3.7946, abs=1e-3)
+    assert float(rows["PSM", "linear"]["top1_std"]) == pytest.approx(1.5275, abs=1e-3)
     assert "| without L_hard |" in (page.parent / "table2.md").read_text()
     for kind in ("svg", "png"):
         assert (page.parent / f"table2-shapes.{kind}").stat().st_size > 1000
@@ -97,6 +102,46 @@ def test_the_page_has_these_numbers_and_says_what_is_missing(study: Any) -> None
         rest = name.read_text().replace("http://www.w3.org", "").replace("http://purl.org", "")
         rest = rest.replace("http://creativecommons.org", "").replace("https://matplotlib.org", "")
         assert "http" not in rest  # nothing is fetched
+
+
+def test_a_difference_has_a_color_only_where_its_interval_leaves_out_zero(study: Any) -> None:
+    study, found = study
+    close = {0: 49.9, 1: 50.8, 2: 52.7}  # always lower, by much the same: −0.2 ± 0.25
+    clear = {0: 48.0, 1: 49.0, 2: 51.1}  # −1.97 ± 0.14
+    for run in found.runs:
+        chosen = {"psm loss.hard_weight=0.0": close, "psm loss.soft_weight=0.0": clear}.get(run.title)
+        if chosen:
+            value = chosen[run.seed]
+            write_record(study.record(run.name, run.evaluation_hash), record_of(run, value, value))
+    collect_records(study)
+    (table,) = load_results(study)[0].tables
+    assert not table.row("without L_hard").difference("linear").is_clear
+    assert table.row("without L_soft").difference("linear").is_clear
+    text = (write_report(study).parent / "table2.html").read_text()
+    assert text.count('<span class="down">') == 1
+    assert '<span class="up">' not in text
+
+
+def test_several_k_are_all_in_the_results_and_the_first_in_the_table(study: Any) -> None:
+    study, found = study
+    run = next(run for run in found.runs if run.title == "psm" and run.seed == 0)
+    record = record_of(run, 50.0, 45.0)
+    first, second = (dict(record["scores"][1], top1=value) for value in (44.0, 47.0))
+    first |= {"protocol": {"k": 5, "temperature": 0.1}, "top1_interval": [42.0, 46.0]}
+    second |= {"protocol": {"k": 200, "temperature": 0.07}}
+    grid = {"lr": 0.01, "lr_grid": [0.1, 0.01], "held_out_top1": [40.0, 41.0]}
+    record["scores"] = [record["scores"][0] | {"protocol": grid}, first, second]
+    write_record(study.record(run.name, run.evaluation_hash), record)
+    collect_records(study)
+    rows = [row for row in read_csv(study.csv("results")) if row["run"] == run.name]
+    assert [(row["knn.k"], row["knn.temperature"], row["top1"]) for row in rows[1:]] == [
+        ("5", "0.1", "44.0"),
+        ("200", "0.07", "47.0"),
+    ]
+    assert (rows[1]["top1_low"], rows[1]["top1_high"], rows[2]["top1_low"]) == ("42.0", "46.0", "")
+    assert (rows[0]["linear.lr"], rows[0]["linear.held_out_top1"]) == ("0.01", "[40.0, 41.0]")
+    (table,) = load_results(study)[0].tables
+    assert table.row("PSM").score("knn").values[0] == 44.0
 
 
 def test_pages_need_the_results_files_alone(study: Any, tmp_path: Path) -> None:

@@ -200,9 +200,7 @@ def _projector(file: Path, config: EvaluateConfig, kinds: Sequence[str], encoder
     return load_snapshot(checkpoint, encoder).networks.projector
 
 
-def _protocol(
-    name: str | list[str], config: EvaluateConfig, data: EvaluationData, info: EncoderInfo
-) -> dict[str, Any]:
+def _protocol(name: str | list[str], config: EvaluateConfig, data: EvaluationData, info: EncoderInfo) -> dict[str, Any]:
     """What all scores of an evaluation have in common."""
     return {
         "data": name,

@@ -411,7 +411,8 @@ def _summarize_table(table: ResultTable) -> str:
         parts.append(f"{row.title} {format_stats(row.difference(score), signed=True)}{paper}")
     references = {row.reference for row in compared}
     to = f", against {references.pop()}" if len(references) == 1 else ""
-    return f"in points of top-1{to}: {'; '.join(parts)}."
+    intervals = ", with 95 % intervals" if any(row.difference(score).count > 1 for row in compared) else ""
+    return f"in points of top-1{to}{intervals}: {'; '.join(parts)}."
 
 
 def _summarize_ranking(measured: Sequence[ResultRow], score: str) -> str:

@@ -7,6 +7,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from psm.data.location import data_name
 from psm.evaluation.scores import Estimate, Score
 
 EXPLAINED = "in brackets: 95 % interval"
@@ -52,7 +53,7 @@ def scores_table(scores: Iterable[Score]) -> None:
     held_out = "held-out training" if protocol.get("held_out") else "test"
     tested = f" and {protocol['test_images']:,} {held_out} images, {protocol['classes']} classes"
     console.print(
-        f"{protocol['data']}: {protocol['train_images']:,} training{tested if protocol['test_images'] else ' images'}; "
+        f"{data_name(protocol['data'])}: {protocol['train_images']:,} training{tested if protocol['test_images'] else ' images'}; "
         f"encoder {protocol['encoder']}, epoch {protocol['epoch']}; {EXPLAINED}",
         style="dim",
         highlight=False,

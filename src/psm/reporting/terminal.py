@@ -9,7 +9,6 @@ from rich.console import Console
 from rich.table import Table
 
 from psm.config.schema import DataConfig
-from psm.data.location import data_name
 from psm.methods import KINDS, METHODS, MethodSpec, find_method
 from psm.utils.errors import UserError
 from psm.utils.resources import write_error

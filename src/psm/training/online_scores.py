@@ -8,7 +8,6 @@ from psm.evaluation.accuracy import topk_accuracy
 from psm.evaluation.features import extract
 from psm.evaluation.knn import knn_accuracy
 from psm.training.module import PretrainModule
-from psm.utils.indices import evenly_spaced
 
 
 def online_score_names(module: PretrainModule, data: ImageDataset) -> list[str]:
@@ -38,5 +37,5 @@ def online_scores(module: PretrainModule, data: ImageDataset) -> dict[str, float
 def _features(module: PretrainModule, images: ImageStore, most: int) -> tuple[Tensor, Tensor]:
     """Features and labels of at most so many evenly spaced images."""
     assert images.labels is not None
-    indices = evenly_spaced(len(images), most)
+    indices = images.sample(most)
     return extract(module.networks.encoder, images, module.views, indices), images.labels[indices]
