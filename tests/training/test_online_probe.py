@@ -64,7 +64,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
     out = tmp_path_factory.mktemp("runs")
     plain = psm.pretrain(out / "plain", **SMALL)
-    probed = psm.pretrain(out / "probed", **SMALL | {"monitor": {**SMALL["monitor"], "linear": True}})
+    probed = psm.pretrain(out / "probed", **SMALL | {"monitor": {"images": 60, "test_images": 40, "linear": True}})
     return plain, probed
 
 

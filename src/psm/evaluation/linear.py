@@ -59,7 +59,8 @@ def linear_accuracy(
     config, device = config or LinearConfig(), torch.device(device)
     inputs = _Inputs(features, device)
     training = Training(inputs, train_labels, classes, config, seed, advance)
-    lr, held_out_top1 = config.lr, {}
+    lr = config.lr
+    held_out_top1: dict[float, float] = {}
     if config.lr_grid:
         lr, held_out_top1 = _choose_lr(training, config.lr_grid)
     layer = training.run([lr])

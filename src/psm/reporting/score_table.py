@@ -24,7 +24,8 @@ class ScoreRow(NamedTuple):
 
 def score_rows(scores: Iterable[Score]) -> tuple[list[ScoreRow], list[ScoreRow]]:
     """Rows of the accuracies, and of the other measures."""
-    accuracies, measures = [], []
+    accuracies: list[ScoreRow] = []
+    measures: list[ScoreRow] = []
     for score in scores:
         values = tuple(format_estimate(estimate) for estimate in score.estimates.values())
         row = ScoreRow(score.of, score.title, score.describe(), values)
@@ -53,7 +54,8 @@ def scores_table(scores: Iterable[Score]) -> None:
     held_out = "held-out training" if protocol.get("held_out") else "test"
     tested = f" and {protocol['test_images']:,} {held_out} images, {protocol['classes']} classes"
     console.print(
-        f"{data_name(protocol['data'])}: {protocol['train_images']:,} training{tested if protocol['test_images'] else ' images'}; "
+        f"{data_name(protocol['data'])}: {protocol['train_images']:,} training"
+        f"{tested if protocol['test_images'] else ' images'}; "
         f"encoder {protocol['encoder']}, epoch {protocol['epoch']}; {EXPLAINED}",
         style="dim",
         highlight=False,
