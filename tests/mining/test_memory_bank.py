@@ -94,6 +94,17 @@ def test_state_dict_holds_everything() -> None:
     assert bank.fill == other.fill == 5
 
 
+def test_other_widths_and_missing_ids_are_refused() -> None:
+    bank = MemoryBank(8, 4)
+    with pytest.raises(ValueError, match=r"shape \(3, 5\), and the bank's rows the width 4"):
+        bank.enqueue(torch.ones(3, 5), torch.arange(3))
+    with pytest.raises(ValueError, match="3 rows need an id each"):
+        bank.enqueue(torch.ones(3, 4), torch.arange(2))
+    with pytest.raises(ValueError, match=r"shape \(3, 5\), and the bank's rows the width 4"):
+        bank.search(torch.ones(3, 5), 1)
+    assert bank.fill == 0
+
+
 def test_search_leaves_the_bank_alone() -> None:
     bank = MemoryBank(6, 3)
     bank.enqueue(torch.randn(4, 3), torch.arange(4))

@@ -133,6 +133,14 @@ def identity_inputs() -> Any:
     return pair_of(query, key, projection, other), filled(bank)
 
 
+def test_shapes_that_would_broadcast_are_refused() -> None:
+    """A column of positives would otherwise give a mask (N, N, M)."""
+    for positives in (torch.rand(3, 1), torch.rand(4), torch.rand(())):
+        with pytest.raises(ValueError, match=r"are not \(N, M\) and \(N,\)"):
+            mine_negatives(torch.rand(3, 4), positives, a=0.5)
+    assert mine_negatives(torch.rand(3, 4), torch.rand(3), a=0.5).shape == (3, 4)
+
+
 def test_a_of_zero_changes_nothing() -> None:
     pair, bank = identity_inputs()
     draws = torch.Generator().manual_seed(0)

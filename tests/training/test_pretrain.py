@@ -175,12 +175,16 @@ def _steps(out: Any) -> Any:
         return -1
 
 
-def test_resume_refuses_other_settings(tmp_path: Path, small: dict[str, Any]) -> None:
+def test_resume_refuses_other_settings_and_says_that_a_run_is_finished(
+    tmp_path: Path, small: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
     psm.pretrain(tmp_path / "a", **small)
     with pytest.raises(UserError, match="epochs=9 does not continue the run"):
         psm.pretrain(tmp_path / "a", resume=True, epochs=9)
+    assert "is finished" not in caplog.text
     done = psm.pretrain(tmp_path / "a", resume=True, progress=False)
     assert len(done.metrics) == 2
+    assert f"the run in {tmp_path / 'a'} is finished (2 of 2 epochs): nothing is left to train" in caplog.text
 
 
 def contents(folder: Any) -> Any:

@@ -76,6 +76,9 @@ class MemoryBank(nn.Module):
     @torch.no_grad()
     def enqueue(self, rows: Tensor, ids: Tensor) -> None:
         """Enqueue rows (N, D), normalized on entry, with the ids (N,) of their images; the oldest rows give way."""
+        self._check_width(rows)
+        if ids.shape != rows.shape[:1]:
+            raise ValueError(f"{len(rows)} rows need an id each, not ids of the shape {tuple(ids.shape)}")
         dropped = max(0, len(rows) - self.size)
         rows, ids = normalize(rows[dropped:].to(self.rows.dtype), dim=1), ids[dropped:]
         indices = (torch.arange(len(rows), device=self.rows.device) + self.pointer + dropped) % self.size
@@ -103,6 +106,7 @@ class MemoryBank(nn.Module):
         Rows with the id of the query's own image, ``exclude_ids`` (N,), are skipped. The exact search runs over slices
         of the bank, so that its memory does not grow with the bank.
         """
+        self._check_width(vectors)
         if exclude_ids is not None and exclude_ids.shape != vectors.shape[:1]:
             raise ValueError(f"{len(vectors)} vectors need an id each, not {len(exclude_ids)}")
         vectors = normalize(vectors.to(self.rows.dtype), dim=1)
@@ -118,6 +122,13 @@ class MemoryBank(nn.Module):
             ids=self.ids[indices].masked_fill(~kept, -1),
             found=found,
         )
+
+    def _check_width(self, vectors: Tensor) -> None:
+        if vectors.ndim != 2 or vectors.shape[1] != self.rows.shape[1]:
+            raise ValueError(
+                f"vectors have the shape {tuple(vectors.shape)}, and the bank's rows the width {self.rows.shape[1]}: "
+                "give (N, D) of that width, or make the bank with width=D"
+            )
 
     def _exact(self, vectors: Tensor, k: int, exclude_ids: Tensor | None) -> tuple[Tensor, Tensor]:
         """The k largest similarities (N, k) of unit vectors, -inf where there are too few rows, and their indices."""

@@ -20,6 +20,11 @@ def keep_probability(similarity: Tensor, positive_similarity: Tensor, a: float) 
         positive_similarity: (N,) of queries and their keys.
         a: how fast the probability falls off.
     """
+    if similarity.ndim != 2 or positive_similarity.shape != similarity.shape[:1]:
+        raise ValueError(
+            f"similarity {tuple(similarity.shape)} and positive_similarity {tuple(positive_similarity.shape)} are not "
+            "(N, M) and (N,): give one similarity for each query and its key."
+        )
     return (similarity - positive_similarity[:, None]).square_().mul_(-a).exp_()
 
 

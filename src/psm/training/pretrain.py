@@ -443,8 +443,9 @@ def _prepare(
 def _fit(
     run: RunFolder, trainer: lightning.Trainer, module: PretrainModule, data: ImageDataset, resuming: bool
 ) -> PretrainResult:
-    if resuming and read_checkpoint(run.checkpoint)["psm"].get("stopped_early"):
-        log.warning("the run in %s was stopped early by a callback and counts as finished.", run.folder)
+    finished = _why_finished(run, module) if resuming else ""
+    if finished:
+        log.warning("the run in %s %s: nothing is left to train.", run.folder, finished)
     else:
         _train(trainer, module, run.checkpoint if resuming else None)
     # From the checkpoint, whatever strategy trained and wherever its weights are now.
@@ -455,6 +456,15 @@ def _fit(
         save_encoder(run, encoder, info)
         log.info("the encoder is in %s", run.encoder)
     return PretrainResult(run.folder, encoder, read_lines(run.metrics), module.config, data)
+
+
+def _why_finished(run: RunFolder, module: PretrainModule) -> str:
+    """Why a run has nothing left to train, as the end of a sentence; empty for one that goes on."""
+    checkpoint = read_checkpoint(run.checkpoint)
+    if checkpoint["psm"].get("stopped_early"):
+        return "was stopped early by a callback and counts as finished"
+    epochs = module.config.epochs
+    return f"is finished ({epochs} of {epochs} epochs)" if checkpoint["global_step"] >= module.total_steps else ""
 
 
 def _train(trainer: lightning.Trainer, module: PretrainModule, checkpoint: Path | None) -> None:
