@@ -52,6 +52,7 @@ def main() -> None:
     keep_freed_memory()  # as `psm pretrain` does
     images = torch.randint(0, 256, (IMAGES, 3, 32, 32), dtype=torch.uint8)
     keys = {"method": method, "encoder": encoder, "stem": stem, "batch_size": int(batch), "epochs": 1000}
+    keys["preset"] = "paper"  # its bank, on a CPU too
     with tempfile.TemporaryDirectory() as folder:
         pretrain(Path(folder) / "run", images, **keys, progress=False, callbacks=[Turns()])
 
