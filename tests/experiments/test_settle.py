@@ -41,6 +41,7 @@ def test_the_grid_is_common_held_out_and_on_a_seed_of_its_own() -> None:
         assert len(runs) == len(SETTLE_LRS) * (1 + len(own))
         assert {run["optim.lr"] for run in runs} == set(SETTLE_LRS)
         assert {run["images.holdout"] for run in runs} == {0.1}
+    assert len({run.title for run in found.runs}) == len(found.runs)  # told apart while they run
     reported = plan("all", preset="overnight")
     assert not {run.seed for run in reported.runs} & {100}
     assert all(resolved(run.settings)["images.holdout"] is None for run in reported.runs)

@@ -207,7 +207,7 @@ def _planned_run(row: Configuration, request: Request, preset: presets.Preset, d
     overrides = common | dict(row.settings) | {"seed": seed}
     full = resolved(overrides)
     evaluation = _evaluation_settings(request.config, seed)
-    changed = _changes(full)
+    changed = _changes(full) | _own_keys(row)
     identity = {k: v for k, v in full.items() if k not in MAY_CHANGE and not _is_off(k, v)}
     words = [data_title(data).lower(), full["method"], *(_slug(k, v) for k, v in changed.items()), f"s{seed}"]
     of_baselines = ("images.", "views.size", "encoder", "stem", "data", "seed", "precision")
@@ -299,6 +299,12 @@ def _changes(full: Mapping[str, Any]) -> dict[str, Any]:
     row = dict(settings.flatten(METHODS[full["method"]].spec.to_dict()))
     of_method = {k: v for k, v in full.items() if k.partition(".")[0] in METHOD_GROUPS and k != "bank.size"}
     return {k: v for k, v in of_method.items() if row.get(k) != v}
+
+
+def _own_keys(row: Configuration) -> dict[str, Any]:
+    """Keys of a row beside those of its method, except what is only measured."""
+    others = {k: v for k, v in row.settings.items() if k != "method" and not k.startswith("monitor.")}
+    return {k: v for k, v in others.items() if k.partition(".")[0] not in METHOD_GROUPS}
 
 
 def _slug(dotted: str, value: Any) -> str:
