@@ -38,14 +38,16 @@ class _Task:
     shards: np.ndarray  # whose images may stand in for unreadable ones
 
 
+_Decoded = tuple[Tensor, Tensor, Failures] | str  # crops (B, V, 3, S, S), ids (B,), failures; or a user's error
+
+
 class _Decoder(Dataset):
     """What worker processes do. A user's error is returned, not raised: the pipe would hide its sentence."""
 
     def __init__(self, images: CropSource, size: int):
         self.images, self.size = images, size
 
-    def __getitem__(self, task: _Task) -> tuple[Tensor, Tensor, Failures] | str:
-        torch.set_num_threads(1)
+    def __getitem__(self, task: _Task) -> _Decoded:
         try:
             crops, ids, failures = self.images.crops(task.ids, task.draws, self.size, task.shards)
         except UserError as error:
@@ -115,15 +117,15 @@ class StreamLoader:
                 if window != entered:
                     entered = window
                     self.images.fetch(order, window)  # type: ignore[arg-type]
-                yield self._batch(step - offset + index, [next(decoded) for _ in chunks])
+                yield self._batch(step - offset + index, chunks, [next(decoded) for _ in chunks])
         finally:
             self.images.close()
 
     def _decoded(self, tasks: Iterator[_Task], chunks: int) -> DataLoader:
         """The results of tasks in their order, some batches ahead of who takes them."""
-        options: dict[str, Any] = {}
+        options: dict[str, Any] = {"generator": torch.Generator()}  # so that nothing is drawn from torch's own
         if self.workers:
-            options = {"num_workers": self.workers, "prefetch_factor": max(2, -(-AHEAD * chunks // self.workers))}
+            options |= {"num_workers": self.workers, "prefetch_factor": max(2, -(-AHEAD * chunks // self.workers))}
         return DataLoader(_Decoder(self.images, self.size), batch_size=None, sampler=tasks, **options)
 
     def _chunks(self) -> list[slice]:
@@ -140,18 +142,25 @@ class StreamLoader:
         for chunk in chunks:
             yield _Task(ids[chunk], draws[chunk], shards)
 
-    def _batch(self, step: int, parts: Sequence[tuple[Tensor, Tensor, Failures] | str]) -> Batch:
+    def _batch(self, step: int, chunks: Sequence[slice], parts: Sequence[_Decoded]) -> Batch:
+        """A batch from what workers made of its chunks; in pinned memory where it is to be copied to a GPU."""
         failures = Failures()
-        for part in parts:
+        pinned = self.device.type == "cuda"
+        count = chunks[-1].stop
+        ids = torch.empty(count, dtype=torch.int64, pin_memory=pinned)
+        crops: Tensor | None = None
+        for chunk, part in zip(chunks, parts, strict=True):
             if isinstance(part, str):
                 raise UserError(part)
-            failures.images.update(part[2].images)
-            failures.shards.update(part[2].shards)
+            pixels, ids[chunk], failed = part
+            if crops is None:
+                shape = (pixels.shape[1], count, *pixels.shape[2:])
+                crops = torch.empty(shape, dtype=torch.uint8, pin_memory=pinned)
+            crops[:, chunk] = pixels.transpose(0, 1)
+            failures.images.update(failed.images)
+            failures.shards.update(failed.shards)
         self.images.report(failures)
-        ids = torch.cat([part[1] for part in parts if not isinstance(part, str)])
-        crops = torch.cat([part[0] for part in parts if not isinstance(part, str)]).transpose(0, 1)
-        if self.device.type == "cuda":
-            return Batch(step, ids.pin_memory(), crops.contiguous().pin_memory())
+        assert crops is not None
         return Batch(step, ids, crops)
 
     def state_dict(self) -> dict[str, Any]:

@@ -120,12 +120,13 @@ class StreamedImages:
         batch = np.empty((len(ids), *self.shape[1:]), dtype=np.uint8)
         failures = Failures()
 
+        shards = np.unique(self.table.shard[ids])
+
+        def square(content: bytes) -> np.ndarray:
+            return decode.decode(content, self.size)
+
         def read(row: int) -> None:
-            shards = np.unique(self.table.shard[ids])
-            image, _ = self._read(
-                int(ids[row]), lambda content: decode.decode(content, self.size), shards, failures, labels
-            )
-            batch[row] = image
+            batch[row], _ = self._read(int(ids[row]), square, shards, failures, labels)
 
         with decode.quiet_pillow(), ThreadPoolExecutor(num_cores()) as pool:
             list(pool.map(read, order.tolist()))
