@@ -13,7 +13,6 @@ from psm.evaluation.mining_analysis import load_snapshot
 from psm.mining.memory_bank import MemoryBank
 from psm.mining.negatives import bank_negatives
 from psm.utils.errors import UserError
-from psm.utils.indices import evenly_spaced
 from psm.utils.seeding import generator
 from psm.views.transform import Views
 
@@ -116,7 +115,7 @@ def gradient_ranks(
     # No rank may be empty for any query: excluding its own image leaves a query fewer rows.
     ranks = max(1, min(ranks, bank.fill if method.bank.allow_self else bank.fill // 2))
     views = Views(config.views, data.size, snapshot.views.mean, snapshot.views.std)
-    chosen = evenly_spaced(len(data.train), queries)
+    chosen = data.train.sample(queries)
     parts = []
     for number, ids in enumerate(chosen.split(batch)):
         draws = views.sample_params(len(ids), generator(config.seed, "gradients", number))

@@ -214,7 +214,7 @@ def mined_samples(
     The negatives are evenly spread over the similarities of a batch of training images.
     """
     snapshot = load_snapshot(checkpoint)
-    others = evenly_spaced(len(data.train), batch)
+    others = data.train.sample(batch)
     others = others[~torch.isin(others, queries)]
     mining = mine(snapshot, embed(snapshot, data.train, queries), embed(snapshot, data.train, others))
     labels = data.train.labels

@@ -20,7 +20,6 @@ from psm.reporting.score_table import score_rows
 from psm.reporting.templates import template_environment
 from psm.utils.errors import UserError
 from psm.utils.files import read_lines, write_text_atomically
-from psm.utils.indices import evenly_spaced
 from psm.utils.run_folder import RunFolder
 
 log = logging.getLogger("psm")
@@ -70,7 +69,7 @@ def write_page(folder: Path | str, data: ImageDataset | None = None) -> Path:
 
 def _mined_queries(checkpoint: Path, data: ImageDataset) -> list[MinedQuery]:
     """Samples mined for some evenly spaced training images; empty for a method without positives and negatives."""
-    chosen = evenly_spaced(len(data.train), QUERIES)
+    chosen = data.train.sample(QUERIES)
     found = mined_samples(checkpoint, data, chosen)
     return [query for query in found if query.positives or query.negatives]
 

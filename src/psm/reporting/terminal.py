@@ -136,14 +136,13 @@ def _write_sheet(data: "ImageDataset", path: Path) -> None:
     from PIL import Image
 
     from psm.utils.files import write_atomically
-    from psm.utils.indices import evenly_spaced
 
     columns = 16
     labels = data.train.labels
     if labels is not None:
         rows = [(labels == c).nonzero().flatten()[:columns] for c in range(min(len(data.classes), 20))]
     else:
-        rows = list(evenly_spaced(len(data.train), 8 * columns).split(columns))
+        rows = list(data.train.sample(8 * columns).split(columns))
     size = data.size + 2
     sheet = torch.full((len(rows) * size, columns * size, 3), 255, dtype=torch.uint8)
     for y, row in enumerate(rows):
