@@ -201,7 +201,8 @@ def test_the_command_line_trains_on_two_devices(tmp_path: Path, small_arguments:
     for devices in (1, 2):
         subprocess.run(
             [sys.executable, "-m", "psm", "pretrain", *small_arguments, f"out={tmp_path / str(devices)}", "epochs=1",
-             f"devices={devices}", "accelerator=cpu", "precision=64-true", "optim.lr=0.01"],
+             f"devices={devices}", "accelerator=cpu", "precision=64-true", "optim.lr=0.01",
+             "monitor.linear=true"],
             check=True, env=environment, capture_output=True, timeout=300,
         )  # fmt: skip
     one, two = (load_file(tmp_path / devices / "encoder.safetensors") for devices in ("1", "2"))
@@ -214,3 +215,5 @@ def test_the_command_line_trains_on_two_devices(tmp_path: Path, small_arguments:
     states = [read_checkpoint(tmp_path / d / "checkpoints" / "last.ckpt")["state_dict"] for d in ("1", "2")]
     assert torch.equal(states[0]["bank.ids"], states[1]["bank.ids"])
     assert torch.allclose(states[0]["bank.rows"], states[1]["bank.rows"], 0, 1e-4)
+    assert states[0]["probe.weight"].any()  # the online probe too learns from the images of both
+    assert torch.allclose(states[0]["probe.weight"], states[1]["probe.weight"], 0, 1e-4)

@@ -59,10 +59,7 @@ def linear_accuracy(
     config, device = config or LinearConfig(), torch.device(device)
     inputs = _Inputs(features, device)
     training = Training(inputs, train_labels, classes, config, seed, advance)
-    lr = config.lr
-    held_out_top1: dict[float, float] = {}
-    if config.lr_grid:
-        lr, held_out_top1 = _choose_lr(training, config.lr_grid)
+    lr, held_out_top1 = _choose_lr(training, config.lr_grid or [config.lr])
     layer = training.run([lr])
     return LinearResult(layer.accuracies(inputs.standardize(test.to(device)), test_labels)[0], lr, held_out_top1)
 
