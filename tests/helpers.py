@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch.nn.functional import normalize
 
 from psm import kernels
@@ -24,7 +25,10 @@ from psm.losses.method_loss import method_loss
 from psm.methods import get_method
 from psm.mining.batch import MiningBatch
 from psm.mining.memory_bank import MemoryBank
+from psm.models.factory import create_encoder
 from psm.models.outputs import ViewPair
+from psm.models.pretrained import EncoderInfo, save_encoder
+from psm.utils.run_folder import RunFolder
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -149,6 +153,26 @@ def largest_file(size: int) -> Iterator[None]:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def save_untrained_encoder(folder: Any, size: Any = 16, seed: Any = 0, data: Any = "shapes") -> Any:
+    """A folder with the encoder.safetensors of an untrained encoder, as a finished run has it."""
+    torch.manual_seed(seed)
+    encoder = create_encoder("tiny", image_size=size)
+    info = EncoderInfo("tiny", "cifar", encoder.width, size, [0.5, 0.4, 0.3], [0.2, 0.25, 0.3], "psm", str(data), 1)
+    save_encoder(RunFolder(folder), encoder, info)
+    return folder
+
+
+def save_images(folder: Any, names: Any, seed: Any = 0, side: Any = 24) -> Any:
+    """PNG files of smooth random colors below a folder, one for each name."""
+    random = np.random.default_rng(seed)
+    for name in names:
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        coarse = Image.fromarray(random.integers(0, 256, (4, 4, 3), dtype=np.uint8))
+        coarse.resize((side, side), Image.Resampling.BICUBIC).save(path)
+    return folder
 
 
 @contextmanager

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from psm.data import load_dataset
+    from psm.embedding.embed import embed
     from psm.evaluation.evaluate import evaluate
     from psm.exporting.export import export
     from psm.losses.contrastive import ContrastiveLoss
@@ -37,6 +38,7 @@ _MODULES = {
     "SiameseNetworks": "psm.models.siamese",
     "Views": "psm.views.transform",
     "create_encoder": "psm.models.factory",
+    "embed": "psm.embedding.embed",
     "evaluate": "psm.evaluation.evaluate",
     "export": "psm.exporting.export",
     "get_method": "psm.methods",
@@ -65,6 +67,7 @@ __all__ = [
     "Views",
     "__version__",
     "create_encoder",
+    "embed",
     "evaluate",
     "export",
     "get_method",

@@ -13,6 +13,7 @@ import pytest
 from helpers import run_psm as psm
 from psm.cli.main import main
 from psm.config import merge as settings
+from psm.config.embed import EmbedConfig
 from psm.config.export import ExportConfig
 from psm.config.schema import (
     METHOD_GROUPS,
@@ -35,7 +36,7 @@ def test_the_module_is_the_command_line() -> None:
 def test_help_does_not_import_torch() -> None:
     script = (
         "import sys; from psm.cli.main import main;"
-        "code = [main([*x, '--help']) for x in ([], ['pretrain'], ['evaluate'])];"
+        "code = [main([*x, '--help']) for x in ([], ['pretrain'], ['evaluate'], ['embed'])];"
         "heavy = {'torch', 'lightning', 'numpy', 'matplotlib'} & set(sys.modules);"
         "sys.exit(f'{code} {heavy}' if heavy or any(code) else 0)"
     )
@@ -50,6 +51,7 @@ def test_help_does_not_import_torch() -> None:
         ("evaluate", EvaluateConfig),
         ("inspect", InspectConfig),
         ("export", ExportConfig),
+        ("embed", EmbedConfig),
         ("data", DataConfig),
         ("methods", MethodsConfig),
         ("experiment", ExperimentConfig),

@@ -18,6 +18,7 @@ from psm.models.heads import prediction_head, projection_head
 from psm.models.siamese import SiameseNetworks
 from psm.training.module import RunningMean, step_loss
 from psm.training.optim import build_optimizer
+from psm.utils.errors import UserError
 from psm.views.transform import Views
 
 DEVICE = torch.device("meta")
@@ -119,3 +120,11 @@ def test_images_on_a_device_are_taken_there(monkeypatch: pytest.MonkeyPatch) -> 
     assert copies.count == 0
     assert first.images.device == batch.ids.device == DEVICE
     assert batch.images.shape == (8, 3, 4, 4)
+
+
+def test_the_device_that_a_name_stands_for_and_one_that_is_not_there() -> None:
+    assert psm.utils.devices.find_device("cpu") == torch.device("cpu")
+    assert psm.utils.devices.find_device("auto").type in ("cpu", "cuda", "mps")
+    if not torch.cuda.is_available():
+        with pytest.raises(UserError, match="accelerator=gpu cannot be used here: give one of auto, .*cpu"):
+            psm.utils.devices.find_device("gpu")

@@ -22,6 +22,7 @@ USAGE = """psm: learn image encoders from unlabeled images by contrastive learni
   psm pretrain out=runs/a data=cifar10 method=psm epochs=200
   psm evaluate runs/a
   psm inspect runs/a
+  psm embed runs/a data=FOLDER out=features.parquet
   psm export runs/a format=onnx
   psm methods [method=psm]
   psm data [data=cifar10]
@@ -34,7 +35,7 @@ HELP = ("-h", "--help", "help")
 
 
 # Each command is a module of this folder: `Config`, its settings, and `run(arguments)`, which may return an exit code.
-COMMANDS = ("pretrain", "evaluate", "inspect", "export", "methods", "data", "experiment")
+COMMANDS = ("pretrain", "evaluate", "inspect", "embed", "export", "methods", "data", "experiment")
 
 
 # Exit codes after signals. Schedulers send SIGUSR1 some time before the end; 75 (EX_TEMPFAIL) asks to be queued again.
@@ -104,7 +105,7 @@ def _how_to_continue(arguments: Sequence[str]) -> str:
     from psm.utils.run_folder import RunFolder
 
     command, *rest = arguments or [""]
-    if command == "experiment":
+    if command in ("experiment", "embed"):
         return "; the same command continues where it was"
     if command != "pretrain":
         return ""

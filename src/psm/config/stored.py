@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from psm.config.merge import build, read_yaml, resolved_config, to_yaml
@@ -29,6 +30,21 @@ def load_run_config(source: RunFolder | Mapping[str, Any]) -> ResolvedPretrainCo
     else:
         stored = source["psm"]["config"]
     return resolved_config(build(PretrainConfig, stored))
+
+
+def run_folder_of(file: Path) -> Path:
+    """The run folder that a checkpoint or an encoder belongs to, else the folder that it is in."""
+    return file.parent.parent if file.parent.name == "checkpoints" else file.parent
+
+
+def training_config(file: Path) -> ResolvedPretrainConfig | None:
+    """The configuration that the encoder in a file was trained with, or None where it is unknown."""
+    if file.suffix == ".ckpt":
+        from psm.utils.checkpoint_file import read_checkpoint  # imports torch
+
+        return load_run_config(read_checkpoint(file))
+    run = RunFolder(run_folder_of(file))
+    return load_run_config(run) if run.marker.exists() and run.config.exists() else None
 
 
 def _refuse_damage(run: RunFolder) -> None:

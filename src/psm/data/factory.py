@@ -129,15 +129,26 @@ def _load_named(root: Path, name: str, config: ImagesConfig, progress: bool, sha
 
 
 def _load_recognized(path: Path, config: ImagesConfig, progress: bool, shared: bool) -> ImageDataset | None:
-    """A published layout at a path, unless the path has other folders too and could mean any of them."""
+    """A published layout at a path."""
+    folder, layout = find_published(path)
+    if isinstance(layout, cifar.Layout):
+        return cifar.load(folder, layout, config, progress, shared)
+    return tiny_imagenet.load(folder, config, progress, shared) if layout == "tiny-imagenet" else None
+
+
+def find_published(path: Path) -> tuple[Path, cifar.Layout | str | None]:
+    """The folder and the published layout at a path, unless it has other folders too and could mean any of them.
+
+    The layout is one of CIFAR's, ``tiny-imagenet`` or None.
+    """
     folders = subfolders(path)
     for folder in (path, *(path / name for name in folders if len(folders) == 1)):
         found = cifar.find(folder)
         if found and found[0] == folder:
-            return cifar.load(*found, config, progress, shared)
+            return found
         if tiny_imagenet.find(folder) == folder:
-            return tiny_imagenet.load(folder, config, progress, shared)
-    return None
+            return folder, "tiny-imagenet"
+    return path, None
 
 
 def _load_shapes(config: ImagesConfig, progress: bool, shared: bool) -> ImageDataset:

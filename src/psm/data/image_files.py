@@ -190,18 +190,26 @@ def image_decoder(size: int, config: ImagesConfig) -> ImageDecoder:
 def _source(name: str, files: Files, decoder: ImageDecoder, pool: ThreadPoolExecutor) -> PixelSource:
     """The images of some files, decoded by the threads of a pool."""
 
-    def decode_files(few: range) -> list[np.ndarray | str]:
-        return [decoder(files.location(index)) for index in few]
-
     def read(start: int, stop: int) -> tuple[np.ndarray | list[np.ndarray], list[Failure]]:
-        tasks = [range(i, min(i + _FILES_PER_TASK, stop)) for i in range(start, stop, _FILES_PER_TASK)]
-        return decoder.collect([result for task in pool.map(decode_files, tasks) for result in task], start)
+        return decode_files(files, range(start, stop), decoder, pool, start)
 
-    fingerprint = _fingerprint(files, decoder)
-    return PixelSource(f"reading {name}", len(files), decoder.size, fingerprint, read, True, decoder.whole)
+    digest = fingerprint(files, decoder)
+    return PixelSource(f"reading {name}", len(files), decoder.size, digest, read, True, decoder.whole)
 
 
-def _fingerprint(files: Files, decoder: ImageDecoder) -> str:
+def decode_files(
+    files: Files, indices: Sequence[int], decoder: ImageDecoder, pool: ThreadPoolExecutor, first: int = 0
+) -> tuple[np.ndarray | list[np.ndarray], list[Failure]]:
+    """The images of those files that can be read, and the failures, counted from ``first``; a pool's threads decode."""
+
+    def decode_some(some: Sequence[int]) -> list[np.ndarray | str]:
+        return [decoder(files.location(index)) for index in some]
+
+    tasks = [indices[start : start + _FILES_PER_TASK] for start in range(0, len(indices), _FILES_PER_TASK)]
+    return decoder.collect([result for task in pool.map(decode_some, tasks) for result in task], first)
+
+
+def fingerprint(files: Files, decoder: ImageDecoder) -> str:
     """A digest of everything that the pixels depend on."""
     digest = hashlib.sha256(f"files {decode.VERSION} {decoder}\0".encode())
     for root in files.roots:

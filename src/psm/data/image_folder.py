@@ -6,6 +6,8 @@ names the classes if it contains every image.
 
 from pathlib import Path
 
+import numpy as np
+
 from psm.config.schema import ImagesConfig
 from psm.data.decode import EXTENSIONS
 from psm.data.file_index import Files, list_files, subfolders
@@ -26,6 +28,29 @@ def scan(root: Path, config: ImagesConfig) -> FileSet:
     classes = tuple(sorted(set(names)))
     test = _test_split(root, test_folders, classes, config)
     return FileSet(name, FileSplit(files, number_classes(names, classes)), test, classes)
+
+
+def every_file(root: Path, config: ImagesConfig) -> tuple[FileSplit, tuple[str, ...]]:
+    """All images below a folder in the order of their paths, whatever their split, and the class names.
+
+    The label is -1 where the layout names no class; there are no labels at all where it names none for any image.
+    """
+    train_folder, test_folders = _split_folders(root)
+    files = _listed(root, "", config)
+    splits = {train_folder, *test_folders} - {""}
+    in_train = [row for row, path in enumerate(files.paths) if not splits or path.startswith(f"{train_folder}/")]
+    names = _class_names(root, files.take(np.array(in_train, dtype=np.int64)), train_folder, config.labels)
+    classes = tuple(sorted(set(names or ())))
+    if not classes or len(classes) == len(in_train):  # a folder for every single image does not name classes
+        return FileSplit(files), ()
+    number = {name: index for index, name in enumerate(classes)}
+    labels = np.full(len(files), -1, dtype=np.int64)
+    for row, path in enumerate(files.paths):
+        first, *rest = path.split("/")
+        folders = rest[:-1] if splits else [first]
+        if (not splits or first in splits) and folders:
+            labels[row] = number.get(folders[0], -1)
+    return FileSplit(files, labels), classes
 
 
 def _split_folders(root: Path) -> tuple[str, list[str]]:

@@ -28,6 +28,23 @@ def find(root: Path) -> Path | None:
     return None
 
 
+def every_file(root: Path, config: ImagesConfig) -> tuple[FileSplit, tuple[str, ...]]:
+    """All images in the order of their paths, whatever their split, and the class names; label -1 where none is known.
+
+    Images of val have the class that the annotations name.
+    """
+    files = list_files(root, "", config)
+    present = sorted({path.split("/")[1] for path in files.paths if path.startswith("train/")})
+    number = {wnid: index for index, wnid in enumerate(present)}
+    annotated = _annotations(root) if (root / "val" / "val_annotations.txt").is_file() else {}
+    labels = np.full(len(files), -1, dtype=np.int64)
+    for row, path in enumerate(files.paths):
+        split, _, rest = path.partition("/")
+        wnid = annotated.get(Path(path).name) if split == "val" else rest.partition("/")[0]
+        labels[row] = number.get(wnid or "", -1) if split in ("train", "val") else -1
+    return FileSplit(files, labels), _class_names(root, present)
+
+
 def load(root: Path, config: ImagesConfig, progress: bool, shared: bool = False) -> ImageDataset:
     """The data set with the paper's split of its labeled images, or with the official one."""
     return load_files(scan(root, config), config.side(_SIZE), config, progress, shared)
@@ -47,22 +64,13 @@ def scan(root: Path, config: ImagesConfig) -> FileSet:
         train, test = train.take(np.flatnonzero(~held_out)), train.take(np.flatnonzero(held_out))
     else:
         test = _validation(root, present, config)
-    words = _words(root)
-    classes = tuple(words.get(wnid, wnid) for wnid in present)
-    return FileSet("tiny-imagenet", train, test, classes)
+    return FileSet("tiny-imagenet", train, test, _class_names(root, present))
 
 
 def _validation(root: Path, present: list[str], config: ImagesConfig) -> FileSplit:
     """The val images that the annotations name and whose class has training images."""
     annotations = root / "val" / "val_annotations.txt"
-    try:
-        rows = [line.split("\t") for line in annotations.read_text(encoding="utf-8").splitlines() if line.strip()]
-    except (OSError, UnicodeDecodeError):
-        raise UserError(
-            f"images.split=official needs {printable(annotations)}, which is missing or cannot be read; unpack "
-            "tiny-imagenet-200.zip once more, or use images.split=paper."
-        ) from None
-    wnid_of = {row[0]: row[1] for row in rows if len(row) > 1}
+    wnid_of = _annotations(root)
     files = list_files(root, "val/images", config)
     wnids = [wnid_of.get(path.rsplit("/", 1)[-1], "") for path in files.paths]
     kept = set(present)
@@ -72,6 +80,24 @@ def _validation(root: Path, present: list[str], config: ImagesConfig) -> FileSpl
             f"{printable(annotations)} names no image of val/images; unpack tiny-imagenet-200.zip once more."
         )
     return FileSplit(files.take(np.array(known)), number_classes([wnids[index] for index in known], present))
+
+
+def _annotations(root: Path) -> dict[str, str]:
+    """The wnid of each image of val."""
+    annotations = root / "val" / "val_annotations.txt"
+    try:
+        rows = [line.split("\t") for line in annotations.read_text(encoding="utf-8").splitlines() if line.strip()]
+    except (OSError, UnicodeDecodeError):
+        raise UserError(
+            f"images.split=official needs {printable(annotations)}, which is missing or cannot be read; unpack "
+            "tiny-imagenet-200.zip once more, or use images.split=paper."
+        ) from None
+    return {row[0]: row[1] for row in rows if len(row) > 1}
+
+
+def _class_names(root: Path, wnids: list[str]) -> tuple[str, ...]:
+    words = _words(root)
+    return tuple(words.get(wnid, wnid) for wnid in wnids)
 
 
 def _words(root: Path) -> dict[str, str]:

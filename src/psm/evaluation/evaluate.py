@@ -18,7 +18,7 @@ from torch.utils.data import Dataset
 from psm.config import merge as settings
 from psm.config.keys import show
 from psm.config.schema import SCORES, EvaluateConfig, ImagesConfig, ResolvedPretrainConfig, ViewsConfig
-from psm.config.stored import load_run_config
+from psm.config.stored import run_folder_of, training_config
 from psm.data import ImageDataset, load_dataset
 from psm.data.from_torch import from_torch
 from psm.data.holdout import hold_out
@@ -34,7 +34,6 @@ from psm.evaluation.subject import EvaluationData, Part, Subject, SubjectFeature
 from psm.methods.plugins import load_plugins
 from psm.models.factory import create_encoder
 from psm.models.pretrained import EncoderInfo, find_encoder, load_encoder
-from psm.utils.checkpoint_file import read_checkpoint
 from psm.utils.errors import UserError
 from psm.utils.files import append_line
 from psm.utils.progress import stages
@@ -103,11 +102,11 @@ def run_evaluation(
     kinds = chosen_scores(first)
     device = _device(first.accelerator)
     file = find_encoder(first.checkpoint)
-    out = _check_writable(Path(first.out).expanduser() if first.out else _run_folder(file))
+    out = _check_writable(Path(first.out).expanduser() if first.out else run_folder_of(file))
     trained = load_encoder(file, encoder)
     check_finite_weights(trained, f"checkpoint={file}")
     info: EncoderInfo = trained.info
-    training = _training_config(file)
+    training = training_config(file)
     images = replace(training.images if training else ImagesConfig(), size=info.size)
     config = settings.build(EvaluateConfig, *overrides, base=EvaluateConfig(images=images))
     name = config.data or (training.data if training else info.data)
@@ -137,7 +136,7 @@ def run_evaluation(
                     scores.append(Score(subject.name, kind, estimates, whole))
                     when = datetime.now(UTC).isoformat(timespec="seconds")
                     append_line(out / "scores.jsonl", scores[-1].record() | {"at": when})
-    run = RunFolder(_run_folder(file))
+    run = RunFolder(run_folder_of(file))
     as_trained = (
         not given
         and config.images == images
@@ -192,7 +191,7 @@ def _projector(file: Path, config: EvaluateConfig, kinds: Sequence[str], encoder
     asked = [kind for kind, space in measured.items() if kind in kinds and space == "projections"]
     if not asked:
         return None
-    checkpoint = file if file.suffix == ".ckpt" else RunFolder(_run_folder(file)).checkpoint
+    checkpoint = file if file.suffix == ".ckpt" else RunFolder(run_folder_of(file)).checkpoint
     if not checkpoint.exists():
         raise UserError(
             f"{asked[0]}.space=projections needs the projector, and {file} has none: give a run folder or a checkpoint."
@@ -269,15 +268,3 @@ def _baselines(info: EncoderInfo, device: torch.device, config: EvaluateConfig) 
     return [pixels, Subject("untrained encoder", untrained.to(device), no_training, linear)]
 
 
-def _run_folder(file: Path) -> Path:
-    """The run folder that a file belongs to, else the folder that it is in."""
-    return file.parent.parent if file.parent.name == "checkpoints" else file.parent
-
-
-def _training_config(file: Path) -> ResolvedPretrainConfig | None:
-    """The configuration that the encoder was trained with, or None where it is unknown."""
-    if file.suffix == ".ckpt":
-        return load_run_config(read_checkpoint(file))
-    run = RunFolder(_run_folder(file))
-    is_run = run.marker.exists() and run.config.exists()
-    return load_run_config(run) if is_run else None

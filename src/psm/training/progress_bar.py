@@ -16,6 +16,7 @@ from rich.text import Text
 from psm.training.module import PretrainModule
 from psm.training.plan import forecast, make_plan
 from psm.training.step_timer import StepTimer
+from psm.utils.progress import clock_text
 
 log = logging.getLogger("psm")
 
@@ -69,15 +70,6 @@ def _parts(status: Status, dropped: set[str]) -> list[str]:
         "left": f"{clock_text(status.left)} left",
     }
     return [text for name, text in parts.items() if text and name not in dropped]
-
-
-def clock_text(seconds: float | None) -> str:
-    """Seconds as m:ss or h:mm:ss."""
-    if seconds is None:
-        return "-:--"
-    minutes, rest = divmod(max(0, round(seconds)), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
 class ProgressBar(lightning.Callback):

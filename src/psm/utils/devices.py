@@ -6,6 +6,20 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import Tensor
 
+from psm.utils.errors import UserError
+
+
+def find_device(accelerator: str) -> torch.device:
+    """The device that ``auto``, ``cpu``, ``gpu``, ``cuda`` or ``mps`` names; auto: a GPU where there is one."""
+    present = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
+    if accelerator == "auto":
+        return torch.device(next(name for name, there in present.items() if there))
+    name = "cuda" if accelerator == "gpu" else accelerator
+    if not present.get(name, False):
+        known = ", ".join(["auto", *(name for name, there in present.items() if there)])
+        raise UserError(f"accelerator={accelerator} cannot be used here: give one of {known}.")
+    return torch.device(name)
+
 
 def to_device(values: Tensor, device: torch.device) -> Tensor:
     """Copy values to the device; on CUDA by way of pinned memory, so that the copy is asynchronous."""

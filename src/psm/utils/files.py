@@ -66,6 +66,20 @@ def write_atomically(path: Path, write: Callable[[BinaryIO], Any]) -> None:
         raise
 
 
+@contextmanager
+def replaced_atomically(path: Path) -> Iterator[Path]:
+    """A path beside a file, for writers that take a path; what is written there replaces the file at the end."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f"{TEMPORARY_PREFIX}{os.getpid()}-{path.name}")
+    try:
+        yield temporary
+        with temporary.open("rb") as file:
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
 def write_text_atomically(path: Path, text: str) -> None:
     """Replace a file by a text, as UTF-8."""
     write_atomically(path, lambda file: file.write(text.encode()))

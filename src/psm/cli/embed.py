@@ -1,0 +1,24 @@
+"""`psm embed`: parse, call, print."""
+
+from collections.abc import Sequence
+
+from psm.cli.arguments import with_positional
+from psm.config import merge as settings
+from psm.config.embed import EmbedConfig as Config
+
+SHOWN = 10  # unreadable images that are printed
+
+
+def run(arguments: Sequence[str]) -> None:
+    overrides = settings.parse(with_positional(arguments, "checkpoint"), Config)
+    settings.build(Config, *overrides)
+    from psm.embedding.embed import UNREADABLE, run_embedding
+
+    result = run_embedding(*overrides)
+    for path, reason in result.unreadable[:SHOWN]:
+        print(f"unreadable: {path}: {reason}")
+    if result.unreadable:
+        print(f"left out:   {len(result.unreadable):,} images, listed in {result.file}{UNREADABLE}")
+    size = result.file.stat().st_size / 1e6
+    print(f"features:   {result.file} ({result.rows:,} rows of {result.width} numbers, {size:.1f} MB)")
+    print(f"search:     psm search {result.file} query=PHOTO")

@@ -1,0 +1,1 @@
+"""Embeddings of images: files of them, search among them, and what they say of a collection."""

@@ -1,0 +1,230 @@
+"""`psm embed`: read, compute and write side by side, in bounded memory; interrupted work is continued."""
+
+import os
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn.functional import normalize
+from torch.utils.data import Dataset
+
+from psm.config import merge as settings
+from psm.config.embed import EmbedConfig, EveryImageConfig
+from psm.config.stored import training_config
+from psm.data import ImageDataset
+from psm.data.from_torch import from_torch
+from psm.data.names import FileNames, printable
+from psm.data.stream import ImageStream, image_stream
+from psm.embedding.encoder import LoadedEncoder, open_encoder
+from psm.embedding.formats import find_format
+from psm.embedding.partial import PartialRows, partial_rows
+from psm.embedding.table import Table, checksum
+from psm.utils.errors import UserError
+from psm.utils.files import replaced_atomically, write_text_atomically
+from psm.utils.progress import counting_images
+
+AHEAD = 3  # batches that are decoded while the encoder computes
+UNREADABLE = ".unreadable.txt"  # added to the name of the file: the images that it leaves out
+# Where images are and how they are read, as the run that trained the encoder had it.
+INHERITED = ("root", "download", "split", "labels", "memory", "cache")
+
+T = TypeVar("T")
+S = TypeVar("S")
+
+
+@dataclass(frozen=True)
+class Embedding:
+    """A file of embeddings that was written."""
+
+    file: Path
+    rows: int
+    width: int
+    unreadable: list[tuple[str, str]]  # (path, reason)
+
+
+def embed(
+    checkpoint: str | Path,
+    data: str | Path | ImageDataset | Dataset | None = None,
+    out: str | Path = "",
+    encoder: nn.Module | None = None,
+    **keys: Any,
+) -> Embedding:
+    """Write the embedding of every image of a data set to a file.
+
+    >>> psm.embed("runs/a", "photos", "features.parquet", dtype="float16")  # doctest: +SKIP
+
+    Args:
+        checkpoint: run folder, checkpoint (.ckpt) or encoder (.safetensors).
+        data: name or folder of a data set, a loaded one, or a map-style `torch.utils.data.Dataset` of images; by
+            default the data of the run.
+        out: file to write; its suffix says how.
+        encoder: receives the weights where the run was given a module instead of a name.
+        keys: those of `psm embed`, nested ones as dictionaries.
+    """
+    given = {**keys, "checkpoint": str(checkpoint), "out": str(out)}
+    if isinstance(data, (str, Path)):
+        given["data"] = str(data)
+    return run_embedding(given, data=None if isinstance(data, (str, Path)) else data, encoder=encoder)
+
+
+def run_embedding(
+    *overrides: Mapping[str, Any], data: ImageDataset | Dataset | None = None, encoder: nn.Module | None = None
+) -> Embedding:
+    """Embed by the merged overrides; a given ``data`` replaces the one that its key names."""
+    first = settings.build(EmbedConfig, *overrides)
+    out = check_out(first)
+    loaded = open_encoder(first.checkpoint, encoder, first.accelerator, first.precision)
+    config = settings.build(EmbedConfig, *overrides, base=EmbedConfig(images=images_config(loaded.file)))
+    images = replace(config.images, size=config.images.size or loaded.info.size)
+    if isinstance(data, Dataset):
+        data = from_torch(data, images, config.progress)
+    name = data.name if data is not None else config.data or loaded.info.data
+    with image_stream(data or name, images, config.progress) as stream:
+        identity = {
+            "encoder": loaded.checksum,
+            "data": stream.fingerprint,
+            "precision": config.precision,
+            "normalize": config.normalize,
+            "dtype": config.dtype,
+        }
+        with partial_rows(out, identity, loaded.info.width, config.dtype, config.overwrite) as work:
+            compute(loaded, stream, work, config)
+            check_unreadable(stream, work, config.images.max_unreadable)
+            about = describe(loaded, stream, config, None if data is not None else name, images)
+            return write_file(out, stream, work, about)
+
+
+def images_config(encoder: Path) -> EveryImageConfig:
+    """Where the images of an encoder's run are, as the defaults of a command that reads every image."""
+    training = training_config(encoder)
+    known = {name: getattr(training.images, name) for name in INHERITED} if training else {}
+    return EveryImageConfig(**known)
+
+
+def check_out(config: EmbedConfig) -> Path:
+    """The file to write; refused before anything is computed if it cannot be written."""
+    if not config.out:
+        raise UserError("out= is missing: name the file to write, for example out=features.parquet.")
+    out = Path(config.out).expanduser()
+    if out.is_dir():
+        raise UserError(f"out={out} is a folder: name a file, for example out={out / 'features.parquet'}.")
+    find_format(out, "out")
+    if out.exists() and not config.overwrite:
+        raise UserError(f"out={out} exists: give overwrite=true to replace it, or another out.")
+    there = next(folder for folder in out.absolute().parents if folder.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK):
+        raise UserError(f"out={out} cannot be written: {there} is no folder that you may write to.")
+    return out
+
+
+def compute(encoder: LoadedEncoder, stream: ImageStream, work: PartialRows, config: EmbedConfig) -> None:
+    """Embed the images that are not done yet: later batches are decoded while the encoder computes."""
+    starts = range(work.images, len(stream), config.batch_size)
+    batches = (np.arange(start, min(start + config.batch_size, len(stream))) for start in starts)
+    with counting_images("embedding", len(stream), config.progress, work.images) as done:
+        for indices, (pixels, failures) in read_ahead(stream.read, batches, AHEAD):
+            embeddings = torch.empty(0, work.width)
+            if len(pixels):
+                embeddings = encoder.embed(torch.from_numpy(pixels), config.batch_size)
+            if config.normalize:
+                embeddings = normalize(embeddings, dim=1)
+            work.append(_as_type(embeddings, work.dtype), len(indices), failures)
+            done(work.images)
+
+
+def _as_type(embeddings: torch.Tensor, dtype: np.dtype) -> np.ndarray:
+    array = embeddings.numpy()
+    if dtype == np.float16 and np.abs(array).max(initial=0) > np.finfo(np.float16).max:
+        raise UserError("dtype=float16 cannot hold embeddings beyond 65504: give dtype=float32 or normalize=true.")
+    return array.astype(dtype, copy=False)
+
+
+def read_ahead(read: Callable[[T], S], items: Iterable[T], ahead: int) -> Iterator[tuple[T, S]]:
+    """Each item with what ``read`` makes of it, in order; some items ahead are read by other threads."""
+    # Two readers: one begins a batch while the other waits for the last images of the batch before.
+    readers = ThreadPoolExecutor(2)
+    waiting: deque[tuple[T, Future[S]]] = deque()
+    try:
+        for item in items:
+            waiting.append((item, readers.submit(read, item)))
+            if len(waiting) > ahead:
+                first, future = waiting.popleft()
+                yield first, future.result()
+        for first, future in waiting:
+            yield first, future.result()
+    finally:
+        readers.shutdown(cancel_futures=True)
+
+
+def check_unreadable(stream: ImageStream, work: PartialRows, most: float) -> None:
+    """Refuse data of which no image, or a larger share than allowed, could not be read."""
+    failed = len(work.failures)
+    if work.rows and failed <= most * len(stream):
+        return
+    examples = "; ".join(f"{stream.path(index)} ({reason})" for index, reason in work.failures[:3])
+    if not work.rows:
+        raise UserError(f"None of the {len(stream):,} images of {stream.name} can be read: {examples}.")
+    raise UserError(
+        f"{failed:,} of {len(stream):,} images of {stream.name} cannot be read, more than "
+        f"images.max_unreadable={most:g} allows: {examples}. What was computed is kept: raise images.max_unreadable, "
+        "and the same command finishes without them."
+    )
+
+
+def describe(
+    encoder: LoadedEncoder, stream: ImageStream, config: EmbedConfig, data: str | None, images: EveryImageConfig
+) -> dict[str, Any]:
+    """What the file says of itself: enough to find encoder and images again, and to tell whether they are the same."""
+    return {
+        "psm": version("psm"),
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "encoder": encoder.describe(),
+        "data": data if data is None or stream.root is None else str(stream.root.resolve()),
+        "images": asdict(images),
+        "fingerprint": stream.fingerprint,
+        "normalized": config.normalize,
+        "dtype": config.dtype,
+        "precision": config.precision,
+        "classes": list(stream.classes),
+    }
+
+
+def write_file(out: Path, stream: ImageStream, work: PartialRows, about: dict[str, Any]) -> Embedding:
+    """Write the final file from the rows; it has its name only when it and the files beside it are complete."""
+    readable = np.ones(len(stream), dtype=bool)
+    readable[[index for index, _ in work.failures]] = False
+    rows, embeddings = np.flatnonzero(readable), work.embeddings()
+    paths = FileNames(stream.path(row) for row in rows.tolist())
+    about = about | {"count": len(rows), "unreadable": len(work.failures), "crc32": checksum(embeddings)}
+    labels = None if stream.labels is None else stream.labels[rows]
+    table = Table(embeddings, paths, labels, stream.classes, about)
+    unreadable = [(stream.path(index), reason) for index, reason in work.failures]
+    form = find_format(out, "out")
+    try:
+        for suffix, write in form.beside.items():
+            with replaced_atomically(out.with_name(out.name + suffix)) as path:
+                write(path, table)
+        _write_unreadable(out.with_name(out.name + UNREADABLE), unreadable)
+        with replaced_atomically(out) as path:
+            form.write(path, table)
+    except OSError as error:
+        raise UserError(
+            f"out={out} cannot be written: {error.strerror or error}. What was computed is kept: make room, and the "
+            "same command finishes."
+        ) from None
+    return Embedding(out, len(rows), embeddings.shape[1], unreadable)
+
+
+def _write_unreadable(path: Path, unreadable: list[tuple[str, str]]) -> None:
+    if not unreadable:
+        path.unlink(missing_ok=True)
+        return
+    write_text_atomically(path, "".join(f"{printable(file)}\t{reason}\n" for file, reason in unreadable))
