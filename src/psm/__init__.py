@@ -6,6 +6,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from psm.data import load_dataset
     from psm.embedding.embed import embed
+    from psm.embedding.embedder import Embedder
+    from psm.embedding.index import ImageIndex
+    from psm.embedding.search import search
     from psm.evaluation.evaluate import evaluate
     from psm.exporting.export import export
     from psm.losses.contrastive import ContrastiveLoss
@@ -29,6 +32,8 @@ if TYPE_CHECKING:
 # Public name -> module that defines it. Imported on first use: `import psm` and `psm --help` do not import torch.
 _MODULES = {
     "ContrastiveLoss": "psm.losses.contrastive",
+    "Embedder": "psm.embedding.embedder",
+    "ImageIndex": "psm.embedding.index",
     "MemoryBank": "psm.mining.memory_bank",
     "NegativeSampler": "psm.mining.pnsm",
     "NegativeSource": "psm.mining.negatives",
@@ -53,10 +58,13 @@ _MODULES = {
     "pretrain": "psm.training.pretrain",
     "register_method": "psm.methods",
     "register_part": "psm.methods",
+    "search": "psm.embedding.search",
 }
 
 __all__ = [
     "ContrastiveLoss",
+    "Embedder",
+    "ImageIndex",
     "MemoryBank",
     "NegativeSampler",
     "NegativeSource",
@@ -82,6 +90,7 @@ __all__ = [
     "pretrain",
     "register_method",
     "register_part",
+    "search",
 ]
 
 

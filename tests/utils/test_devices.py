@@ -126,5 +126,5 @@ def test_the_device_that_a_name_stands_for_and_one_that_is_not_there() -> None:
     assert psm.utils.devices.find_device("cpu") == torch.device("cpu")
     assert psm.utils.devices.find_device("auto").type in ("cpu", "cuda", "mps")
     if not torch.cuda.is_available():
-        with pytest.raises(UserError, match="accelerator=gpu cannot be used here: give one of auto, .*cpu"):
+        with pytest.raises(UserError, match=r"accelerator=gpu cannot be used here: give one of auto, .*cpu"):
             psm.utils.devices.find_device("gpu")

@@ -96,7 +96,7 @@ class _Reader:
         image, label = item if pair else (item, None)
         self._check_kind(index, ("a pair with " if pair else "") + _kind(image))
         try:
-            return _rgb_image(image), label
+            return rgb_image(image), label
         except ValueError as error:
             raise UserError(f"data={self.name}: item {index} is {error}.") from None
 
@@ -119,7 +119,7 @@ def _kind(image: Any) -> str:
     return f"a {type(image).__name__}"
 
 
-def _rgb_image(image: Any) -> Image.Image:
+def rgb_image(image: Any) -> Image.Image:
     """An RGB image, or ValueError with what the item is instead."""
     if isinstance(image, Image.Image):
         return to_rgb(image)

@@ -1,14 +1,11 @@
 """`psm embed`: read, compute and write side by side, in bounded memory; interrupted work is continued."""
 
-import os
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,18 +23,16 @@ from psm.data.stream import ImageStream, image_stream
 from psm.embedding.encoder import LoadedEncoder, open_encoder
 from psm.embedding.formats import find_format
 from psm.embedding.partial import PartialRows, partial_rows
+from psm.embedding.read_ahead import read_ahead
 from psm.embedding.table import Table, checksum
 from psm.utils.errors import UserError
-from psm.utils.files import replaced_atomically, write_text_atomically
+from psm.utils.files import output_file, replaced_atomically, write_text_atomically
 from psm.utils.progress import counting_images
 
 AHEAD = 3  # batches that are decoded while the encoder computes
 UNREADABLE = ".unreadable.txt"  # added to the name of the file: the images that it leaves out
 # Where images are and how they are read, as the run that trained the encoder had it.
 INHERITED = ("root", "download", "split", "labels", "memory", "cache")
-
-T = TypeVar("T")
-S = TypeVar("S")
 
 
 @dataclass(frozen=True)
@@ -113,15 +108,8 @@ def check_out(config: EmbedConfig) -> Path:
     """The file to write; refused before anything is computed if it cannot be written."""
     if not config.out:
         raise UserError("out= is missing: name the file to write, for example out=features.parquet.")
-    out = Path(config.out).expanduser()
-    if out.is_dir():
-        raise UserError(f"out={out} is a folder: name a file, for example out={out / 'features.parquet'}.")
+    out = output_file(config.out, Path("features.parquet"), config.overwrite)
     find_format(out, "out")
-    if out.exists() and not config.overwrite:
-        raise UserError(f"out={out} exists: give overwrite=true to replace it, or another out.")
-    there = next(folder for folder in out.absolute().parents if folder.exists())
-    if not there.is_dir() or not os.access(there, os.W_OK):
-        raise UserError(f"out={out} cannot be written: {there} is no folder that you may write to.")
     return out
 
 
@@ -147,23 +135,6 @@ def _as_type(embeddings: torch.Tensor, dtype: np.dtype) -> np.ndarray:
     return array.astype(dtype, copy=False)
 
 
-def read_ahead(read: Callable[[T], S], items: Iterable[T], ahead: int) -> Iterator[tuple[T, S]]:
-    """Each item with what ``read`` makes of it, in order; some items ahead are read by other threads."""
-    # Two readers: one begins a batch while the other waits for the last images of the batch before.
-    readers = ThreadPoolExecutor(2)
-    waiting: deque[tuple[T, Future[S]]] = deque()
-    try:
-        for item in items:
-            waiting.append((item, readers.submit(read, item)))
-            if len(waiting) > ahead:
-                first, future = waiting.popleft()
-                yield first, future.result()
-        for first, future in waiting:
-            yield first, future.result()
-    finally:
-        readers.shutdown(cancel_futures=True)
-
-
 def check_unreadable(stream: ImageStream, work: PartialRows, most: float) -> None:
     """Refuse data of which no image, or a larger share than allowed, could not be read."""
     failed = len(work.failures)
@@ -187,7 +158,8 @@ def describe(
         "psm": version("psm"),
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "encoder": encoder.describe(),
-        "data": data if data is None or stream.root is None else str(stream.root.resolve()),
+        "data": data,  # None: data that were given as an object
+        "root": None if stream.root is None else str(stream.root.resolve()),
         "images": asdict(images),
         "fingerprint": stream.fingerprint,
         "normalized": config.normalize,

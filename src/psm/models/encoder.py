@@ -1,6 +1,6 @@
 """What an encoder is: a module from images to features that knows its feature width."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,24 @@ class Encoder(nn.Module):
     width: int
     stem: str = "auto"
     info: "EncoderInfo"  # set by load_encoder
+
+    def preprocess(self, images: Any) -> Tensor:
+        """Inputs of a trained encoder: cropped to the central square, resized and normalized as in its training.
+
+        >>> features = encoder(encoder.preprocess(["a.jpg", "b.jpg"]))  # doctest: +SKIP
+
+        Args:
+            images: An image or several. An image is a path, a PIL image, a tensor (C, H, W) or (H, W), or an array
+                (H, W), (H, W, C) or (C, H, W), uint8 or float in [0, 1]; several are a list or a fourth dimension.
+
+        Returns:
+            float32 (3, S, S) on the CPU for an image, (B, 3, S, S) for several.
+        """
+        from psm.models.preprocess import preprocess  # imports Pillow, which a network does not need
+
+        if not hasattr(self, "info"):
+            raise UserError("this encoder does not know how its images are prepared: load one with psm.load_encoder.")
+        return preprocess(images, self.info)
 
 
 class WrappedEncoder(Encoder):

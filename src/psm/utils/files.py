@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from psm.utils.checksums import Damaged, seal, unseal
+from psm.utils.errors import UserError
 from psm.utils.resources import disk_full, is_disk_full
 
 log = logging.getLogger("psm")
@@ -64,6 +65,25 @@ def write_atomically(path: Path, write: Callable[[BinaryIO], Any]) -> None:
         if isinstance(cause, OSError) and is_disk_full(cause):
             raise disk_full(path, cause) from error
         raise
+
+
+def output_file(out: str | None, default: Path, overwrite: bool) -> Path:
+    """The file that a command writes; refused before anything is computed if it cannot be written.
+
+    Args:
+        out: the user's key, None for the default.
+        default: the file where the user named none; replaced if it is there.
+        overwrite: replace the file that the user named.
+    """
+    file = Path(out).expanduser() if out else default
+    if file.is_dir():
+        raise UserError(f"out={file} is a folder: name a file, for example out={file / default.name}.")
+    if out and file.exists() and not overwrite:
+        raise UserError(f"out={file} exists: give overwrite=true to replace it, or another out.")
+    there = next(folder for folder in file.absolute().parents if folder.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK):
+        raise UserError(f"out={file} cannot be written: {there} is no folder that you may write to.")
+    return file
 
 
 @contextmanager
