@@ -24,6 +24,7 @@ from psm.config.schema import (
     MethodsConfig,
     PretrainConfig,
 )
+from psm.config.search import SearchConfig
 from psm.methods import KINDS, MethodSpec, get_method
 
 
@@ -36,7 +37,7 @@ def test_the_module_is_the_command_line() -> None:
 def test_help_does_not_import_torch() -> None:
     script = (
         "import sys; from psm.cli.main import main;"
-        "code = [main([*x, '--help']) for x in ([], ['pretrain'], ['evaluate'], ['embed'])];"
+        "code = [main([*x, '--help']) for x in ([], ['pretrain'], ['evaluate'], ['embed'], ['search'])];"
         "heavy = {'torch', 'lightning', 'numpy', 'matplotlib'} & set(sys.modules);"
         "sys.exit(f'{code} {heavy}' if heavy or any(code) else 0)"
     )
@@ -52,6 +53,7 @@ def test_help_does_not_import_torch() -> None:
         ("inspect", InspectConfig),
         ("export", ExportConfig),
         ("embed", EmbedConfig),
+        ("search", SearchConfig),
         ("data", DataConfig),
         ("methods", MethodsConfig),
         ("experiment", ExperimentConfig),

@@ -23,6 +23,7 @@ USAGE = """psm: learn image encoders from unlabeled images by contrastive learni
   psm evaluate runs/a
   psm inspect runs/a
   psm embed runs/a data=FOLDER out=features.parquet
+  psm search features.parquet query=photo.jpg
   psm export runs/a format=onnx
   psm methods [method=psm]
   psm data [data=cifar10]
@@ -35,7 +36,7 @@ HELP = ("-h", "--help", "help")
 
 
 # Each command is a module of this folder: `Config`, its settings, and `run(arguments)`, which may return an exit code.
-COMMANDS = ("pretrain", "evaluate", "inspect", "embed", "export", "methods", "data", "experiment")
+COMMANDS = ("pretrain", "evaluate", "inspect", "embed", "search", "export", "methods", "data", "experiment")
 
 
 # Exit codes after signals. Schedulers send SIGUSR1 some time before the end; 75 (EX_TEMPFAIL) asks to be queued again.

@@ -1,12 +1,14 @@
 """Tables on the terminal: methods and data sets."""
 
 import re
+from collections.abc import Iterable
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
-from rich.table import Table
+from rich.markup import escape
+from rich.table import Column, Table
 
 from psm.config.schema import DataConfig
 from psm.methods import KINDS, METHODS, MethodSpec, find_method
@@ -15,6 +17,7 @@ from psm.utils.resources import write_error
 
 if TYPE_CHECKING:
     from psm.data import ImageDataset
+    from psm.embedding.search import QueryResult
 
 
 def methods_table() -> None:
@@ -57,6 +60,19 @@ def method_table(name: str) -> None:
             shown = str(value).lower() if isinstance(value, bool) else str(value)
             table.add_row(f"{group.name}.{f.name}", shown, f.metadata.get("meaning", ""))
     Console().print(table)
+
+
+def search_tables(results: "Iterable[QueryResult]") -> None:
+    """Print a table per query: rank, similarity, label and path of what was found."""
+    for result in results:
+        labeled = any(match.label for match in result.matches)
+        title = f"Images like {result.name}" + ("" if result.row is None else f" (row {result.row})")
+        path = Column("path", overflow="fold")  # whole, so that it can be copied
+        table = Table("", "similarity", *(["label"] if labeled else []), "row", path, title=escape(title))
+        for rank, match in enumerate(result.matches, 1):
+            label = [escape(match.label or "")] if labeled else []
+            table.add_row(str(rank), f"{match.similarity:.3f}", *label, str(match.row), escape(match.path))
+        Console().print(table)
 
 
 def published_table() -> None:

@@ -1,6 +1,5 @@
 """The mining inspector: an HTML page that shows the positives and negatives mined for each query."""
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +20,7 @@ from psm.reporting.inspector.collect import InspectionData, choose, collect
 from psm.reporting.inspector.page import render
 from psm.utils.checkpoint_file import read_checkpoint
 from psm.utils.errors import UserError
-from psm.utils.files import write_text_atomically
+from psm.utils.files import output_file, write_text_atomically
 from psm.utils.progress import counting
 from psm.utils.resources import resources_explained, write_error
 from psm.utils.run_folder import RunFolder
@@ -70,7 +69,7 @@ def run_inspection(
     first = settings.build(InspectConfig, *overrides)
     load_plugins(first.plugins)
     run = _find_run(first.run)
-    page = _page_path(run, first)
+    page = output_file(first.out, run.inspection, first.overwrite)
     checkpoint = read_checkpoint(run.checkpoint)
     trained = load_run_config(checkpoint)
     if trained.encoder == "custom" and encoder is None:
@@ -124,19 +123,6 @@ def _find_run(given: str) -> RunFolder:
         problem = "has no checkpoint yet: wait for its first epoch" if run.config.exists() else "is not a run folder"
         raise UserError(f"run={given} {problem}; checkpoints/{run.checkpoint.name} is looked for.")
     return run
-
-
-def _page_path(run: RunFolder, config: InspectConfig) -> Path:
-    """Path of the page; refused before anything is computed if it cannot be written."""
-    page = Path(config.out).expanduser() if config.out else run.inspection
-    if page.is_dir():
-        raise UserError(f"out={page} is a folder: name a file, for example out={page / 'inspect.html'}.")
-    if config.out and page.exists() and not config.overwrite:
-        raise UserError(f"out={page} exists: give overwrite=true to replace it, or another out.")
-    there = next(folder for folder in page.absolute().parents if folder.exists())
-    if not there.is_dir() or not os.access(there, os.W_OK):
-        raise UserError(f"out={page} cannot be written: {there} is no folder that you may write to.")
-    return page
 
 
 def _check_images(run: RunFolder, about: dict[str, Any], data: ImageDataset, name: str) -> None:
