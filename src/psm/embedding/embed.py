@@ -151,7 +151,11 @@ def check_unreadable(stream: ImageStream, work: PartialRows, most: float) -> Non
 
 
 def describe(
-    encoder: LoadedEncoder, stream: ImageStream, config: EmbedConfig, data: str | None, images: EveryImageConfig
+    encoder: LoadedEncoder,
+    stream: ImageStream,
+    config: EmbedConfig,
+    data: str | list[str] | None,
+    images: EveryImageConfig,
 ) -> dict[str, Any]:
     """What the file says of itself: enough to find encoder and images again, and to tell whether they are the same."""
     return {

@@ -12,9 +12,9 @@ from torch.nn.functional import normalize
 
 from psm.data.any_image import several, square_pixels
 from psm.data.decode import quiet_pillow
-from psm.data.image_files import num_threads
 from psm.embedding.encoder import LoadedEncoder, open_encoder
 from psm.embedding.read_ahead import read_ahead
+from psm.utils.devices import num_cores
 from psm.utils.errors import UserError
 
 try:
@@ -89,7 +89,7 @@ class Embedder(TransformerMixin, BaseEstimator):
         loaded, size = self._open(), self._open().info.size
         batches = (images[start : start + self.batch_size] for start in range(0, len(images), self.batch_size))
         embeddings = [np.empty((0, loaded.info.width), dtype=np.float32)]
-        with ThreadPoolExecutor(num_threads()) as pool, quiet_pillow():
+        with ThreadPoolExecutor(num_cores()) as pool, quiet_pillow():
 
             def read(some: Sequence[Any]) -> np.ndarray:
                 return np.stack(list(pool.map(lambda image: square_pixels(image, size), some)))

@@ -14,7 +14,7 @@ from psm.config import merge as settings
 from psm.config.search import SearchConfig
 from psm.data.any_image import square_pixels
 from psm.data.decode import quiet_pillow
-from psm.data.image_files import list_files
+from psm.data.file_index import list_files
 from psm.embedding.encoder import LoadedEncoder, open_encoder
 from psm.embedding.index import ImageIndex
 from psm.utils.errors import UserError
@@ -129,10 +129,10 @@ def find_queries(config: SearchConfig, index: ImageIndex) -> list[Query]:
     for given in config.query:
         path = Path(given).expanduser()
         if path.is_dir():
-            files = [path / file.path for file in list_files(path)]
-            if not files:
+            files = list_files(path)
+            if not len(files):
                 raise UserError(f"query={given} holds no image.")
-            queries += [Query(str(file), file) for file in files]
+            queries += [Query(str(path / name), path / name) for name in files.paths]
         elif path.exists():
             queries.append(Query(given, path))
         elif (row := index.row_of(given)) is not None:
@@ -171,7 +171,8 @@ def open_same_encoder(index: ImageIndex, config: SearchConfig, encoder: nn.Modul
     loaded = open_encoder(config.checkpoint or stored, encoder, config.accelerator, precision)
     if loaded.checksum != about["checksum"]:
         raise UserError(
-            f"{index.file} was made by another encoder ({about['encoder']}, checksum {about['checksum']}) than the one "
-            f"in {loaded.file} ({loaded.info.encoder}, checksum {loaded.checksum}): give its checkpoint=, or embed anew."
+            f"{index.file} was made by another encoder ({about['encoder']}, checksum {about['checksum']}) than the "
+            f"one in {loaded.file} ({loaded.info.encoder}, checksum {loaded.checksum}): give its checkpoint=, or embed "
+            "anew."
         )
     return loaded

@@ -266,5 +266,3 @@ def _baselines(info: EncoderInfo, device: torch.device, config: EvaluateConfig) 
         torch.manual_seed(derived_seed(config.seed, "weights"))
         untrained = create_encoder(info.encoder, info.stem, info.size)
     return [pixels, Subject("untrained encoder", untrained.to(device), no_training, linear)]
-
-
