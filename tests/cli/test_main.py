@@ -127,7 +127,7 @@ def test_pretrain_evaluate_and_page(tmp_path: Path, small_arguments: list[str]) 
     assert "resume=true" in again.stderr
     result = psm("evaluate", out, "baselines=true", "linear.epochs=2", "progress=false")
     assert result.returncode == 0, result.stderr
-    for word in ("raw pixels", "untrained encoder", "psm", "knn top-1", "linear top-5"):
+    for word in ("raw pixels", "untrained encoder", "psm", "kNN", "linear", "top-1", "top-5"):
         assert word in result.stdout
     page = (out / "report.html").read_text()
     for word in ("<svg", "data:image/png;base64", "What was mined", "raw pixels"):

@@ -121,7 +121,7 @@ def test_the_default_device_does_not_matter() -> None:
 @pytest.mark.parametrize("count", [16, 64])
 def test_what_does_not_fit_is_refused(count: Any) -> None:
     bank = bank_of(unit(3000, 32))
-    with pytest.raises(RuntimeError, match="cannot be multiplied"):
+    with pytest.raises(ValueError, match="rows the width 32"):
         bank.search(unit(count, 16), 1)
     with pytest.raises(RuntimeError, match="cannot be multiplied"):
         bank.search(unit(count, 64), 1)

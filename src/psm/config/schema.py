@@ -308,8 +308,8 @@ class EvaluateConfig:
     out: str | None = key(None, "folder for scores.jsonl; none: the run folder, or the folder of the file")
     scores: list[str] | None = key(
         None,
-        "which scores, [knn,linear,logistic,few_labels,retrieval,clusters,rankme,lidar] or all; none: those whose "
-        "enabled is true, kNN and the paper's linear protocol",
+        "which scores, for example [knn,logistic], or all; none: those whose enabled is true, kNN and the paper's "
+        "linear protocol",
         filled=True,
         choices=("all", *SCORES),
     )

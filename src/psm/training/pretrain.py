@@ -231,6 +231,8 @@ def _pretrain(
         user = replace(user, plugins=plugins or user.plugins)
         check_settings(user)
         loaded = _load_data(data, user, user.progress)
+        if point is not None:
+            _refuse_other_count(run, point, user.data, len(loaded.train))
         if data is None:
             user = replace(user, data=absolute_data(user.data), images=absolute_images(user.data, user.images))
         config = resolve(user, loaded)
@@ -362,14 +364,24 @@ def _refuse_changes(run: RunFolder, begun: PretrainSettings, config: ResolvedPre
             )
 
 
+def _refuse_other_count(run: RunFolder, point: Path, data: str | list[str], count: int) -> None:
+    """Refuse another number of images before anything that follows from it differs too."""
+    described = read_checkpoint(point)["psm"]
+    _refuse_difference(run, data, image_difference(described, count, described["encoder_info"]["mean"]))
+
+
 def _refuse_other_data(run: RunFolder, point: Path, module: PretrainModule) -> None:
     """A run goes on with the images it began with: their number and their statistics tell."""
     described, images = read_checkpoint(point)["psm"], module.images
     difference = image_difference(described, len(images), module.info.mean, images.names_checksum)
+    _refuse_difference(run, module.config.data, difference)
+
+
+def _refuse_difference(run: RunFolder, data: str | list[str], difference: str | None) -> None:
     if difference is not None:
         raise UserError(
-            f"data={show(module.config.data)} is not what the run in {run.folder} began with: {difference}; restore "
-            "it, give with data= where those images are, or start another run in another out."
+            f"data={show(data)} is not what the run in {run.folder} began with: {difference}; restore it, give with "
+            "data= where those images are, or start another run in another out."
         )
 
 
