@@ -1,7 +1,6 @@
 """`psm embed`: what the file holds in every format, what is left out, and work that is interrupted and continued."""
 
 import csv
-import json
 import os
 import signal
 import subprocess
@@ -24,6 +23,7 @@ from helpers import save_images, save_untrained_encoder
 from psm.cli.main import main
 from psm.embedding import embed as embedding
 from psm.embedding.formats import FORMATS, read_table
+from psm.models.pretrained import checksum
 from psm.utils.errors import UserError
 
 CLASSES = ("ant", "bee")
@@ -77,10 +77,8 @@ def test_every_format_holds_path_label_and_embedding(
 
 
 def read_checksum(run: Any) -> Any:
-    from safetensors import safe_open
-
-    with safe_open(run / "encoder.safetensors", "pt") as file:
-        return json.loads(file.metadata()["psm"])["crc32"]
+    """The checksum of the weights in a run's encoder."""
+    return checksum(load_file(run / "encoder.safetensors"))
 
 
 def test_pandas_polars_and_faiss_read_it_in_one_line(run: Any, folder: Any, tmp_path: Path) -> None:

@@ -45,7 +45,7 @@ class PartialRows:
         content = np.ascontiguousarray(embeddings, dtype=self.dtype)
         with (self.folder / ROWS).open("ab") as file:
             file.write(content.data)
-        record = {"images": images, "rows": len(content), "crc32": zlib.crc32(content.data), "failures": failures}
+        record = {"images": images, "rows": len(content), "rows_crc32": zlib.crc32(content.data), "failures": failures}
         append_line(self.folder / BATCHES, record)
         self._count(record)
 
@@ -66,7 +66,7 @@ class PartialRows:
         with rows.open("rb") as file:
             for record in read_lines(batches):
                 content = file.read(record.get("rows", 0) * row_bytes)
-                if len(content) != record.get("rows", -1) * row_bytes or zlib.crc32(content) != record["crc32"]:
+                if len(content) != record.get("rows", -1) * row_bytes or zlib.crc32(content) != record["rows_crc32"]:
                     break
                 self._count(record)
                 kept.append(record)
