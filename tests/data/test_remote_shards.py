@@ -126,6 +126,15 @@ def test_a_remote_set_is_the_local_set(server: Any, tmp_path: Path) -> None:
     assert list(read(server, tmp_path).train.names) == list(local.train.names)  # the index is known: nothing is copied
 
 
+def test_a_slow_file_system_is_copied_and_listed(server: Any, tmp_path: Path) -> None:
+    config = ImagesConfig(cache=str(tmp_path / "cache"), size=16, labels="none")
+    data = load_dataset(f"file://{server.folder}/*.tar", config, progress=False)
+    assert len(data.train) == 64
+    assert copied(tmp_path) == sum(file.stat().st_size for file in server.folder.glob("*.tar"))
+    with pytest.raises(UserError, match="matches no shard"):
+        load_dataset(f"file://{server.folder}/x*.tar", config, progress=False)
+
+
 def test_copies_stay_within_the_bound_and_are_dropped(server: Any, tmp_path: Path) -> None:
     sizes = [file.stat().st_size for file in server.folder.glob("*.tar")]
     size = max(sizes)

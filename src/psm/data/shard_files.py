@@ -81,7 +81,7 @@ def shard_addresses(source: str) -> list[str]:
     found = []
     for text in expand_braces(source):
         if is_remote(text):
-            found.append(text)
+            found += _remote_matches(text) if "*" in text else [text]
             continue
         path = Path(text).expanduser()
         if path.is_dir():
@@ -99,6 +99,15 @@ def shard_addresses(source: str) -> list[str]:
             "be read by its place."
         )
     return found
+
+
+def _remote_matches(pattern: str) -> list[str]:
+    """The addresses that a pattern with ``*`` matches."""
+    system, path = _file_system(pattern)
+    try:
+        return sorted(system.unstrip_protocol(found) for found in _timed(lambda: system.glob(path), STALL_SECONDS))
+    except Exception as error:  # of many kinds, from many file systems
+        raise UserError(f"data={pattern} cannot be listed ({error}): give the shards' names with braces.") from None
 
 
 def shard_status(address: str) -> ShardStatus:
