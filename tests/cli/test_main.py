@@ -37,7 +37,8 @@ def test_the_module_is_the_command_line() -> None:
 def test_help_does_not_import_torch() -> None:
     script = (
         "import sys; from psm.cli.main import main;"
-        "code = [main([*x, '--help']) for x in ([], ['pretrain'], ['evaluate'], ['embed'], ['search'])];"
+        "names = ([], ['pretrain'], ['evaluate'], ['embed'], ['search'], ['export']);"
+        "code = [main([*x, '--help']) for x in names];"
         "heavy = {'torch', 'lightning', 'numpy', 'matplotlib'} & set(sys.modules);"
         "sys.exit(f'{code} {heavy}' if heavy or any(code) else 0)"
     )

@@ -249,6 +249,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = psm.pretrain(tmp_path_factory.mktemp("runs") / "a", **settings).out
     protocol = {"data": "shapes", "train_images": 100, "test_images": 40, "k": 20, "epoch": 1}
     for score in ({"of": "raw pixels", "top1": 11.0}, {"of": "psm", "top1": 31.0}, {"of": "psm", "top1": 32.5}):
+        score |= {"top1_interval": [18.04, 49.13]}
         append_line(out / "scores.jsonl", {"score": "knn", "top5": 80.0, "protocol": protocol, **score})
     (out / "report.html").write_text("<p>a page</p>")
     return out
@@ -261,7 +262,7 @@ def test_the_model_card_is_made_from_the_run(run: Path, tmp_path: Path) -> None:
     assert header["license"] == "cc-by-4.0"
     (metric, _) = header["model-index"][0]["results"][0]["metrics"]
     assert (metric["name"], metric["value"]) == ("kNN top-1", 32.5), "the newest score of the encoder"
-    assert "| kNN | 32.5 | 80.0 | shapes, 100 training and 40 test images, k = 20" in text
+    assert "| kNN | top-1 32.5 % (18.0 to 49.1), top-5 80.0 % | shapes, 100 training and 40 test images, k = 20" in text
     assert "# my-encoder" in text
     assert "training images: 100" in text
     assert "| epochs | 1 (3 steps) |" in text
@@ -273,6 +274,17 @@ def test_the_model_card_is_made_from_the_run(run: Path, tmp_path: Path) -> None:
     assert not {"report.html"} & {
         path.name for path in psm.export(run, "hf", tmp_path / "b", pages=False).path.iterdir()
     }
+
+
+def test_the_card_says_what_training_started_from(run: Path, tmp_path: Path) -> None:
+    """By its name: where it lay means nothing elsewhere, in any of the files."""
+    out = psm.pretrain(tmp_path / "b", init=str(run), monitor={"knn": False}, progress=False).out
+    folder = psm.export(out, "hf", tmp_path / "hf").path
+    assert "Training started from `a` (psm, 1 epochs)." in (folder / "README.md").read_text()
+    assert str(run.parent) not in "".join(
+        path.read_text() for path in folder.iterdir() if path.suffix != ".safetensors"
+    )
+    assert psm.load_encoder(folder).info.init["from"] == "a"
 
 
 def test_the_hub_reads_the_card(run: Path, tmp_path: Path) -> None:
@@ -372,6 +384,29 @@ def test_a_network_of_the_users_own(tmp_path: Path) -> None:
     result = psm.export(out, "torchscript", encoder=own())
     assert torch.jit.load(result.path)(torch.zeros(2, 3, 20, 30, dtype=torch.uint8)).shape == (2, 5)
     assert unwrapped(psm.load_encoder(out, own())) is not None
+
+
+class Branching(torch.nn.Module):
+    """Does another thing for dark images: no graph has that."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(3, 4)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        features = self.linear(images.mean((2, 3)))
+        return features if bool(images.mean() > 0) else -features
+
+
+@pytest.mark.parametrize(
+    ("format_name", "says"), [("torch-export", "cannot capture the computation"), ("torchscript", "other features")]
+)
+def test_a_computation_that_is_no_graph_is_refused(tmp_path: Path, format_name: str, says: str) -> None:
+    """torch.export notices; a trace has one branch, and gives other features."""
+    save_encoder(RunFolder(tmp_path), Branching(), EncoderInfo("custom", "auto", 4, 16, MEAN, STD, "psm", "x", 1))
+    with pytest.raises(UserError, match=says):
+        psm.export(tmp_path, format_name, encoder=Branching())
+    assert not (tmp_path / "export").exists()
 
 
 def test_checked_with_the_images_given(tiny: Path, tmp_path: Path) -> None:

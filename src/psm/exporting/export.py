@@ -110,7 +110,7 @@ def run_export(*overrides: Mapping[str, Any], encoder: nn.Module | None = None) 
             written = folder / out.name
             if not entry.suffixes:
                 written.mkdir()
-            entry.write(source, written, description)
+            _write(entry, source, written, description)
             result = check(
                 entry.load(source, written),
                 source.encoder,
@@ -125,6 +125,22 @@ def run_export(*overrides: Mapping[str, Any], encoder: nn.Module | None = None) 
     except OSError as error:
         raise UserError(f"out={out} cannot be written: {error.strerror or error}.") from None
     return Exported(out, entry.name, result, config.tolerance, _checked_in(entry), usage, description)
+
+
+def _write(entry: Format, source: Source, path: Path, description: dict[str, Any]) -> None:
+    """Write the file; a network whose computation cannot be captured is a user's matter, whatever is raised for it."""
+    try:
+        entry.write(source, path, description)
+    except (UserError, OSError):
+        raise
+    except Exception as error:
+        if not entry.graph:
+            raise
+        reason = str(error).strip().partition("\n")[0] or type(error).__name__
+        raise UserError(
+            f"format={entry.name} cannot capture the computation of encoder={source.info.encoder} ({reason}): give "
+            "another format, for example safetensors."
+        ) from error
 
 
 def _check_settings(config: ExportConfig, entry: Format) -> None:

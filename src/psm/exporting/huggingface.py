@@ -58,8 +58,9 @@ def hub_config(source: Source, description: Description) -> dict[str, Any]:
 
 
 def run_settings(training: ResolvedPretrainConfig) -> str:
-    """The settings of a run as YAML for `psm pretrain config=`, without those of the machine it ran on."""
+    """The settings of a run as YAML for `psm pretrain config=`, without paths and settings of the machine it ran on."""
     kept = settings.to_dict(training) | {"data": data_name(training.data)}
+    kept["init"] = None if training.init is None else Path(training.init).name
     for dotted in MAY_CHANGE:
         group, _, name = dotted.partition(".")
         if name:

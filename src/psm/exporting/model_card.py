@@ -6,7 +6,6 @@ from typing import Any
 import yaml
 
 from psm.config.schema import ResolvedPretrainConfig
-from psm.data import location
 from psm.exporting.formats import Description
 from psm.exporting.library_weights import library_name, network_lines
 from psm.exporting.lines import imports, input_lines
@@ -105,7 +104,7 @@ def _loads_in_timm(info: EncoderInfo) -> bool:
 
 def _data(source: Source) -> str:
     info, training = source.info, source.training
-    lines = [f"- data: `{data_name(info)}`, no labels used"]
+    lines = [f"- data: `{source.public_info.data}`, no labels used"]
     count = source.training_images
     if count is not None:
         lines.append(f"- training images: {count:,}")
@@ -118,20 +117,23 @@ def _data(source: Source) -> str:
     return "\n".join(lines)
 
 
-def data_name(info: EncoderInfo) -> str:
-    """The data set by name, or the folder without its path, which says nothing elsewhere."""
-    return location.data_name(info.data)
-
-
 def _method(source: Source) -> str:
     info, training = source.info, source.training
     row = METHODS.get(info.method)
     title = f"{row.title} (`{info.method}`)" if row else f"`{info.method}`"
     reference = f", {row.reference}" if row and row.reference else ""
     lines = [f"{title}{reference}, {info.epoch} epochs."]
+    init = source.public_info.init
+    if init is not None:
+        lines += ["", f"Training started from `{init['from']}`{_origin(init)}."]
     if training is not None:
         lines += ["", *_plan(training, source.training_images), "", f"Every setting is in [`{SETTINGS}`]({SETTINGS})."]
     return "\n".join(lines)
+
+
+def _origin(init: Mapping[str, Any]) -> str:
+    """What is known of the weights that training started from."""
+    return f" ({init['method']}, {init['epoch']} epochs)" if "method" in init else ""
 
 
 def _plan(training: ResolvedPretrainConfig, images: int | None) -> list[str]:
@@ -153,9 +155,9 @@ def _plan(training: ResolvedPretrainConfig, images: int | None) -> list[str]:
 def _scores(rows: Sequence[ScoreRow]) -> str:
     if not rows:
         return "None were measured (`psm evaluate` measures them)."
-    lines = ["| score | top-1 % | top-5 % | protocol |", "| --- | --- | --- | --- |"]
-    lines += [f"| {row.title} | {row.top1} | {row.top5} | {row.protocol} |" for row in rows]
-    return "\n".join([*lines, "", "Measured by `psm evaluate` on the frozen encoder."])
+    lines = ["| score | | protocol |", "| --- | --- | --- |"]
+    lines += [f"| {row.title} | {row.values} | {row.protocol} |" for row in rows]
+    return "\n".join([*lines, "", "Measured by `psm evaluate` on the frozen encoder; in brackets 95 % intervals."])
 
 
 def _files(source: Source, pages: Sequence[str]) -> str:

@@ -2,9 +2,10 @@
 
 import re
 from copy import deepcopy
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -36,11 +37,20 @@ class Source:
         return self.encoder.info
 
     @property
+    def public_info(self) -> EncoderInfo:
+        """The info without paths, which mean nothing elsewhere: folders and files by their names."""
+        init = self.info.init
+        return replace(
+            self.info,
+            data=data_name(self.info.data),
+            init=None if init is None else init | {"from": Path(init["from"]).name},
+        )
+
+    @property
     def name(self) -> str:
         """What the file calls the model."""
-        info = self.info
-        data = data_name(info.data)
-        words = self.config.name or f"{info.method}-{info.encoder.replace('/', '-')}-{data}"
+        info = self.public_info
+        words = self.config.name or f"{info.method}-{info.encoder.replace('/', '-')}-{info.data}"
         return re.sub(r"[^\w.-]+", "-", words).strip("-.")
 
     @cached_property
@@ -76,7 +86,7 @@ class Source:
         """What the file says of itself, plain values only."""
         config = self.config
         about: dict[str, Any] = {"name": self.name, "license": config.license, "format": format_name}
-        about |= asdict(self.info)
+        about |= asdict(self.public_info)
         if graph:
             size = "any height and width" if config.preprocess else f"{self.info.size} x {self.info.size} pixels"
             values = "uint8" if config.preprocess else "float32, normalized by mean and std"

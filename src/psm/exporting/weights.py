@@ -21,7 +21,7 @@ def write_weights(source: Source, path: Path, description: Description) -> None:
     has its extra files. A .safetensors has it in its metadata; `psm.load_encoder` reads it too.
     """
     if path.suffix == ".safetensors":
-        known = dict(description) | asdict(source.info) | {"crc32": checksum(source.state)}
+        known = dict(description) | asdict(source.public_info) | {"crc32": checksum(source.state)}
         save_file(source.state, path, metadata={"format": "pt", "psm": json.dumps(known)})
         return
     torch.save(source.state, path)
