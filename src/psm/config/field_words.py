@@ -18,6 +18,8 @@ WORDS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("k", "topk", "num_neighbors"), ("positives.k", "knn.k")),
     **dict.fromkeys(("temperature", "temp", "tau", "t"), ("loss.temperature", "knn.temperature")),
     **dict.fromkeys(("queue_size", "memory_bank_size", "bank_size", "queue"), ("bank.size",)),
+    **dict.fromkeys(("metrics", "metric", "protocol", "protocols"), ("scores",)),
+    **dict.fromkeys(("online_probe", "linear_probe", "online_linear"), ("monitor.linear",)),
     **dict.fromkeys(("gpus", "gpu", "num_gpus", "ngpus", "n_gpus"), ("devices", "accelerator")),
     **dict.fromkeys(("device", "cuda"), ("accelerator",)),
     **dict.fromkeys(("nodes", "nnodes"), ("num_nodes",)),

@@ -1,6 +1,7 @@
 """k-means on unit features, and how much its clusters say of the classes (NMI)."""
 
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -24,7 +25,13 @@ class Clustering(NamedTuple):
 
 @torch.inference_mode()
 def kmeans(
-    features: Tensor, k: int, starts: int = 5, iterations: int = 100, seed: int = 0, device: torch.device | str = "cpu"
+    features: Tensor,
+    k: int,
+    starts: int = 5,
+    iterations: int = 100,
+    seed: int = 0,
+    device: torch.device | str = "cpu",
+    advance: Callable[[int], None] = lambda count: None,
 ) -> Clustering:
     """k-means (Lloyd) on unit-norm features from k-means++ starts; the start that ends with the least inertia.
 
@@ -35,10 +42,16 @@ def kmeans(
         iterations: of each start, at most; it ends where no image changes its cluster.
         seed: decides the starts.
         device: where to compute.
+        advance: called with 1 after each start.
     """
     unit = normalize(features.to(device).float(), dim=1)
-    runs = (_lloyd(unit, _plus_plus(unit, k, generator(seed, "k-means", start)), iterations) for start in range(starts))
-    return min(runs, key=lambda clustering: clustering.inertia)
+    best: Clustering | None = None
+    for start in range(starts):
+        found = _lloyd(unit, _plus_plus(unit, k, generator(seed, "k-means", start)), iterations)
+        best = found if best is None or found.inertia < best.inertia else best
+        advance(1)
+    assert best is not None
+    return best
 
 
 def _plus_plus(unit: Tensor, k: int, draws: torch.Generator) -> Tensor:

@@ -96,7 +96,12 @@ class DrawStats:
 
 
 def score_draws(
-    labels: Tensor, amount: LabelAmount, draws: int, seed: int, score: Callable[[Tensor], Accuracy]
+    labels: Tensor,
+    amount: LabelAmount,
+    draws: int,
+    seed: int,
+    score: Callable[[Tensor], Accuracy],
+    advance: Callable[[int], None] = lambda count: None,
 ) -> DrawStats:
     """Score a classifier on each of several draws; once where the amount takes all labels.
 
@@ -106,9 +111,13 @@ def score_draws(
         draws: number of draws.
         seed: decides all draws.
         score: the test accuracy of a classifier trained on the images at these indices.
+        advance: called with 1 after each draw.
     """
-    count = 1 if amount.takes_all(labels) else draws
-    return DrawStats([score(draw_labeled(labels, amount, seed, draw)) for draw in range(count)])
+    found = []
+    for draw in range(1 if amount.takes_all(labels) else draws):
+        found.append(score(draw_labeled(labels, amount, seed, draw)))
+        advance(1)
+    return DrawStats(found)
 
 
 def parse_amounts(texts: Iterable[str | float], key: str = "few_labels.amounts") -> list[LabelAmount]:

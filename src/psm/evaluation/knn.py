@@ -1,6 +1,6 @@
 """Weighted k-nearest-neighbor classification of frozen features: one search for all k and temperatures."""
 
-from collections.abc import Iterator
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -35,6 +35,7 @@ def knn_accuracies(
     classes: int,
     config: KnnConfig | None = None,
     device: torch.device | str = "cpu",
+    advance: Callable[[int], None] = lambda count: None,
 ) -> list[tuple[int, float, Accuracy]]:
     """Classify test features by the k most similar training features, each voting exp(cosine similarity / T).
 
@@ -48,13 +49,15 @@ def knn_accuracies(
         classes: number of classes.
         config: one or several k and temperatures T.
         device: where to compute.
+        advance: called with the number of test images after each chunk of the search; as often for each image as there
+            are blocks of training features.
 
     Returns:
         k (at most N), T and the accuracy of every combination, in the order of the lists, k first.
     """
     config, device = config or KnnConfig(), torch.device(device)
     counts = list(dict.fromkeys(min(k, len(train)) for k in config.counts))
-    similarity, nearest = nearest_neighbors(train, test, max(counts), device)
+    similarity, nearest = nearest_neighbors(train, test, max(counts), device, advance)
     votes = train_labels.to(device)[nearest]
     labels = test_labels.to(device)
     return [
@@ -64,7 +67,13 @@ def knn_accuracies(
     ]
 
 
-def nearest_neighbors(train: Tensor, test: Tensor, k: int, device: torch.device) -> tuple[Tensor, Tensor]:
+def nearest_neighbors(
+    train: Tensor,
+    test: Tensor,
+    k: int,
+    device: torch.device,
+    advance: Callable[[int], None] = lambda count: None,
+) -> tuple[Tensor, Tensor]:
     """Cosine similarities (M, k) of each test feature to its k most similar training features, and their rows (M, k).
 
     Training features go to the device block by block, so that memory does not grow with their number.
@@ -73,7 +82,11 @@ def nearest_neighbors(train: Tensor, test: Tensor, k: int, device: torch.device)
     for first, block in _blocks(train):
         rows = normalize(block.to(device), dim=1)
         chunks = test.split(max(1, MAX_SIMILARITIES // len(rows)))
-        found = [(normalize(chunk.to(device), dim=1) @ rows.T).topk(min(k, len(rows)), dim=1) for chunk in chunks]
+        found = []
+        for chunk in chunks:
+            similarity = normalize(chunk.to(device), dim=1) @ rows.T
+            found.append(similarity.topk(min(k, len(rows)), dim=1))
+            advance(len(chunk))
         values, places = (torch.cat(column) for column in zip(*found, strict=True))
         places = places + first
         if best is not None:
@@ -85,11 +98,15 @@ def nearest_neighbors(train: Tensor, test: Tensor, k: int, device: torch.device)
     return best
 
 
-def _blocks(train: Tensor) -> Iterator[tuple[int, Tensor]]:
+def _blocks(train: Tensor) -> list[tuple[int, Tensor]]:
     """Blocks of rows with the index of their first."""
     step = max(1, TRAIN_BLOCK_BYTES // (train.shape[1] * train.element_size()))
-    for first in range(0, len(train), step):
-        yield first, train[first : first + step]
+    return [(first, train[first : first + step]) for first in range(0, len(train), step)]
+
+
+def searches(train: Tensor, test: Tensor) -> int:
+    """What ``advance`` counts up to."""
+    return len(_blocks(train)) * len(test)
 
 
 def _scores(similarity: Tensor, votes: Tensor, classes: int, temperature: float) -> Tensor:

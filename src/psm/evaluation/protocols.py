@@ -12,7 +12,7 @@ from psm.evaluation.accuracy import Accuracy
 from psm.evaluation.clusters import kmeans, nmi
 from psm.evaluation.few_labels import DrawStats, draw_labeled, parse_amounts, score_draws
 from psm.evaluation.intervals import Interval, mean_interval
-from psm.evaluation.knn import knn_accuracies
+from psm.evaluation.knn import knn_accuracies, searches
 from psm.evaluation.linear import LinearResult, linear_accuracy
 from psm.evaluation.logistic import fits, logistic_accuracy
 from psm.evaluation.ranks import lidar, rankme
@@ -44,9 +44,11 @@ def accuracy_estimates(accuracy: Accuracy | DrawStats) -> dict[str, Estimate]:
 def score_knn(features: SubjectFeatures) -> Iterator[Measured]:
     """A score for each k and temperature, from one search."""
     (train_labels, test_labels), config = features.labels, features.config.knn
-    found = knn_accuracies(
-        features.train, train_labels, features.test, test_labels, features.data.classes, config, features.device
-    )
+    train, test = features.train, features.test
+    with features.bars(f"{features.subject.name}: nearest neighbors", searches(train, test)) as advance:
+        found = knn_accuracies(
+            train, train_labels, test, test_labels, features.data.classes, config, features.device, advance
+        )
     for k, temperature, accuracy in found:
         yield Measured(accuracy_estimates(accuracy), {"k": k, "temperature": temperature})
 
@@ -109,7 +111,9 @@ def score_few_labels(features: SubjectFeatures) -> Iterator[Measured]:
     train_labels, _ = features.labels
     for amount in parse_amounts(config.amounts):
         for name in dict.fromkeys(config.classifiers):
-            stats = score_draws(train_labels, amount, config.draws, seed, _few_label_scorer(features, name))
+            score = _few_label_scorer(features, name)
+            with features.bars(f"{features.subject.name}: {amount}, {name}", config.draws) as advance:
+                stats = score_draws(train_labels, amount, config.draws, seed, score, advance)
             used = {
                 "labels": str(amount),
                 "labeled_images": len(draw_labeled(train_labels, amount, seed)),
@@ -143,7 +147,8 @@ def score_retrieval(features: SubjectFeatures) -> Iterator[Measured]:
     (train_labels, test_labels), gallery = features.labels, features.config.retrieval.gallery
     own = gallery == "test"
     rows, labels = (features.test, test_labels) if own else (features.train, train_labels)
-    precisions = average_precisions(features.test, test_labels, rows, labels, own, features.device)
+    with features.bars(f"{features.subject.name}: retrieval", len(test_labels)) as advance:
+        precisions = average_precisions(features.test, test_labels, rows, labels, own, features.device, advance)
     if not len(precisions):
         log.warning("no query has an image of its class to find: retrieval is not scored.")
         return
@@ -158,7 +163,9 @@ def score_clusters(features: SubjectFeatures) -> Iterator[Measured]:
     _, test_labels = features.labels
     config = features.config.clusters
     k = min(config.k or features.data.classes, len(test_labels))
-    found = kmeans(features.test, k, config.starts, seed=features.config.seed, device=features.device)
+    seed, device = features.config.seed, features.device
+    with features.bars(f"{features.subject.name}: k-means", config.starts) as advance:
+        found = kmeans(features.test, k, config.starts, seed=seed, device=device, advance=advance)
     value, interval = nmi(found.assignments, test_labels)
     yield Measured({"nmi": Estimate(value, interval)}, {"k": k, "starts": config.starts, "inertia": found.inertia})
 

@@ -1,5 +1,7 @@
 """Retrieval: rank a gallery by cosine similarity to a query; relevant are the images of the query's class."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 from torch.nn.functional import normalize
@@ -15,6 +17,7 @@ def average_precisions(
     gallery_labels: Tensor,
     leave_one_out: bool = False,
     device: torch.device | str = "cpu",
+    advance: Callable[[int], None] = lambda count: None,
 ) -> Tensor:
     """Average precision (Q,) of each query with at least one relevant image, over the whole ranking of the gallery.
 
@@ -27,6 +30,7 @@ def average_precisions(
         gallery_labels: their classes, (M,).
         leave_one_out: the gallery is the queries themselves, and none finds itself.
         device: where to compute.
+        advance: called with the number of queries after each chunk.
     """
     rows, labels = normalize(gallery.to(device), dim=1), gallery_labels.to(device)
     step = max(1, MAX_SIMILARITIES // len(rows))
@@ -45,4 +49,5 @@ def average_precisions(
         precision = relevant.cumsum(1) / ranks
         total = relevant.sum(1)
         found.append(((precision * relevant).sum(1) / total)[total > 0])
+        advance(len(similarity))
     return torch.cat(found).cpu()

@@ -78,12 +78,13 @@ def _newest_scores(lines: list[dict[str, Any]]) -> list[Score]:
     """The newest score of each kind, protocol and encoder or baseline; those of a kind and encoder together."""
     newest: dict[tuple[str, str, str], Score] = {}
     for line in lines:
+        if line.get("score") not in TITLES or "of" not in line:
+            continue  # of another version
         score = Score.from_record(line)
         newest[score.of, score.score, score.describe()] = score
     subjects = list(dict.fromkeys(score.of for score in newest.values()))
     kinds = list(TITLES)
-    known = [score for score in newest.values() if score.score in kinds]
-    return sorted(known, key=lambda score: (subjects.index(score.of), kinds.index(score.score)))
+    return sorted(newest.values(), key=lambda score: (subjects.index(score.of), kinds.index(score.score)))
 
 
 def _short(name: str) -> str:
