@@ -113,29 +113,15 @@ def test_a_chosen_rate_says_so_and_stores_the_whole_choice(run: Any, tmp_path: P
     assert f"lr {score.protocol['lr']:g}, best of 3 on held-out training images" in score.describe()
 
 
-def test_held_out_images_stand_in_for_the_test_images(
-    run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With held_out=true no test image is looked at, and no image is on both sides."""
-    from psm.evaluation import subject
-
-    seen = []
-    original = subject.extract
-
-    def spy(module: Any, images: Any, prepare: Any, rows: Any, **more: Any) -> Any:
-        seen.append((images, set(rows.tolist())))
-        return original(module, images, prepare, rows, **more)
-
-    monkeypatch.setattr(subject, "extract", spy)
-    evaluation = run_evaluation(KEYS, {"checkpoint": str(run), "held_out": True, "out": str(tmp_path)})
-    train, test = evaluation.training_data.train, evaluation.training_data.test
-    assert all(images is train and images is not test for images, _ in seen)
-    (_, fitted), (_, scored) = seen
-    assert not fitted & scored
-    assert len(fitted) + len(scored) == len(train)
-    assert evaluation.scores[0].protocol["held_out"] is True
-    assert evaluation.scores[0].protocol["test_images"] == len(scored)
-    assert "on held-out training images" in evaluation.scores[0].describe()
+def test_held_out_training_images_may_be_scored_instead(run: Any, tmp_path: Path) -> None:
+    """`images.holdout=0.1`: no test image is looked at, and the protocol says so."""
+    evaluation = run_evaluation(
+        {"checkpoint": str(run), "images.holdout": 0.1, "scores": ["knn"], "out": str(tmp_path), "progress": False}
+    )
+    (score,) = evaluation.scores
+    assert (score.protocol["train_images"], score.protocol["test_images"]) == (90, 10)
+    assert score.held_out
+    assert score.describe() == "k = 20, T = 0.1, on held-out training images"
 
 
 def test_choices_do_not_depend_on_the_test_images(run: Any, tmp_path: Path) -> None:

@@ -167,17 +167,14 @@ def test_the_name_of_a_data_set_in_results(data: str, name: str) -> None:
     assert (absolute_data(data) == data) == address
 
 
-def test_the_linear_rate_may_be_chosen_from_a_grid_and_scores_be_of_held_out_images() -> None:
+def test_the_linear_rate_may_be_chosen_from_a_grid() -> None:
     """By key, for all rows alike: under a protocol of its own, with the same runs."""
-    usual, chosen = plan("table2"), plan("table2", linear={"lr_grid": [0.1, 0.01]}, held_out=True)
+    usual, chosen = plan("table2"), plan("table2", linear={"lr_grid": [0.1, 0.01]})
     assert chosen.runs[0].evaluation["linear.lr_grid"] == [0.1, 0.01]
-    assert chosen.runs[0].evaluation["held_out"] is True
-    assert "held_out" not in usual.runs[0].evaluation
     assert [run.name for run in usual.runs] == [run.name for run in chosen.runs]
     assert {entry.protocol for entry in usual.entries}.isdisjoint(entry.protocol for entry in chosen.entries)
-    assert "linear.lr_grid=[0.1,0.01] held_out=true" in chosen.entries[0].command
+    assert "linear.lr_grid=[0.1,0.01]" in chosen.entries[0].command
     config = settings.build(EvaluateConfig, chosen.runs[0].evaluation)
-    assert config.held_out
     assert config.linear.lr_grid == [0.1, 0.01]
 
 

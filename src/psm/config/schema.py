@@ -313,9 +313,6 @@ class EvaluateConfig:
         filled=True,
         choices=("all", *SCORES),
     )
-    held_out: bool = key(
-        False, "score on 10 % of each class of the training images, not on the test images: to choose settings"
-    )
     baselines: bool = key(False, "also score raw pixels and an untrained encoder")
     batch_size: int = key(512, "images a forward pass", at_least=1)
     seed: int = key(0, "decides every random draw: the linear layer's start and order, draws of labels, views")
@@ -400,8 +397,5 @@ class ExperimentConfig:
     )
     jobs: int = key(1, "runs at a time, each with its share of the CPU's cores", at_least=1)
     progress: bool = key(True, "show a display with the time left; false: a line when a run starts and ends")
-    held_out: bool = key(
-        False, "score on 10 % of each class of the training images, not on the test images: to choose settings"
-    )
     knn: KnnConfig = key(KnnConfig, "")
     linear: LinearConfig = key(LinearConfig, "")

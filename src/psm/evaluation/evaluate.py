@@ -23,7 +23,6 @@ from psm.data import ImageDataset, load_dataset
 from psm.data.from_torch import from_torch
 from psm.data.holdout import hold_out
 from psm.data.same_images import MEAN_TOLERANCE
-from psm.data.splits import held_out_mask
 from psm.data.stats import channel_statistics
 from psm.evaluation.features import check_finite_weights
 from psm.evaluation.few_labels import parse_amounts
@@ -49,7 +48,6 @@ MEMORY_ADVICE = (
     "give a smaller batch_size or linear.batch_size, a smaller images.limit, or, to keep the images on disk, a smaller "
     "images.memory"
 )
-HELD_OUT = 0.1  # share of each class of the training images that is scored with held_out=true
 
 
 @dataclass(frozen=True)
@@ -117,7 +115,7 @@ def run_evaluation(
     elif data is not None:
         data = hold_out(data, config.images.holdout)
     data = data or load_dataset(name, config.images, config.progress)
-    scored = _evaluation_data(data, show(name), config, kinds)
+    scored = _evaluation_data(data, show(name), kinds)
     views = Views(ViewsConfig(size=info.size), data.size, info.mean, info.std)
     as_in_training = replace(training.views if training else ViewsConfig(), size=info.size)
     training_views = Views(as_in_training, data.size, info.mean, info.std)
@@ -166,7 +164,7 @@ def chosen_scores(config: EvaluateConfig) -> list[str]:
     return chosen
 
 
-def _evaluation_data(data: ImageDataset, name: str, config: EvaluateConfig, kinds: Sequence[str]) -> EvaluationData:
+def _evaluation_data(data: ImageDataset, name: str, kinds: Sequence[str]) -> EvaluationData:
     """The images to train classifiers on and to score; refused without labels if a score needs them."""
     train = Part.whole(data.train)
     if all(kind in LABEL_FREE for kind in kinds):
@@ -176,13 +174,7 @@ def _evaluation_data(data: ImageDataset, name: str, config: EvaluateConfig, kind
             f"data={name} has no labels to score with: give a labeled set, for example data=cifar10, or "
             "scores=[rankme,lidar], which need none."
         )
-    if not config.held_out:
-        return EvaluationData(train, Part.whole(data.test), len(data.classes))
-    held = torch.from_numpy(held_out_mask(data.train.labels.numpy(), HELD_OUT))
-    if not held.any():
-        raise UserError(f"held_out=true needs two training images of a class, and data={name} has fewer.")
-    rest = (~held).nonzero().flatten()
-    return EvaluationData(train.take(rest), train.take(held.nonzero().flatten()), len(data.classes))
+    return EvaluationData(train, Part.whole(data.test), len(data.classes))
 
 
 def _projector(file: Path, config: EvaluateConfig, kinds: Sequence[str], encoder: nn.Module | None) -> nn.Module | None:
@@ -206,7 +198,6 @@ def _protocol(name: str | list[str], config: EvaluateConfig, data: EvaluationDat
         "images": asdict(config.images),
         "train_images": len(data.train),
         "test_images": 0 if data.test is None else len(data.test),
-        "held_out": config.held_out,
         "classes": data.classes,
         "size": info.size,
         "encoder": info.encoder,

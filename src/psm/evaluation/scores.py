@@ -64,6 +64,11 @@ class Score:
         return next(iter(self.estimates.values()))
 
     @property
+    def held_out(self) -> bool:
+        """True if it is of held-out training images instead of the test images (images.holdout)."""
+        return bool((self.protocol.get("images") or {}).get("holdout"))
+
+    @property
     def title(self) -> str:
         return TITLES.get(self.score, self.score)
 
@@ -96,7 +101,7 @@ class Score:
         """The protocol in a few words."""
         words = _DESCRIPTIONS[self.score](self.protocol) if self.score in _DESCRIPTIONS else ""
         notes = []
-        if self.protocol.get("held_out"):
+        if self.held_out:
             notes.append("on held-out training images")
         if self.protocol.get("which") not in (None, "last"):
             notes.append(f"checkpoint {self.protocol['which']}")

@@ -321,8 +321,7 @@ def _evaluation_settings(config: ExperimentConfig, seed: int) -> dict[str, Any]:
     """Keys of `psm evaluate` for a run."""
     keys = {row.key for row in settings.rows(EvaluateConfig) if row.key.startswith(("knn.", "linear."))}
     flat = dict(settings.flatten({"knn": asdict(config.knn), "linear": asdict(config.linear)}))
-    held_out = {"held_out": True} if config.held_out else {}
-    return {key: flat[key] for key in sorted(keys)} | held_out | {"seed": seed}
+    return {key: flat[key] for key in sorted(keys)} | {"seed": seed}
 
 
 def _protocol(request: Request, preset: presets.Preset, data: str) -> str:

@@ -51,8 +51,8 @@ def scores_table(scores: Iterable[Score]) -> None:
     if measures:
         console.print(_table(("", "measure", "protocol", "value"), measures))
     protocol = scores[-1].protocol
-    held_out = "held-out training" if protocol.get("held_out") else "test"
-    tested = f" and {protocol['test_images']:,} {held_out} images, {protocol['classes']} classes"
+    kind = "held-out training" if scores[-1].held_out else "test"
+    tested = f" and {protocol['test_images']:,} {kind} images, {protocol['classes']} classes"
     console.print(
         f"{data_name(protocol['data'])}: {protocol['train_images']:,} training"
         f"{tested if protocol['test_images'] else ' images'}; "
