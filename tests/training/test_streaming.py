@@ -76,7 +76,7 @@ def test_several_sources_are_stored_with_the_run(tmp_path: Path, small: Any) -> 
     (score,) = psm.evaluate(tmp_path / "run", linear={"enabled": False}, progress=False)
     assert score.protocol["data"] == result.config.data
     assert score.protocol["classes"] == 2
-    with pytest.raises(UserError, match=r"data=\[.*\] is not what the run .* began with: it holds 27 training"):
+    with pytest.raises(UserError, match=r"data=\[.*\] is not what the run .* began with: it holds \d+ training"):
         psm.pretrain(tmp_path / "run", data=[tmp_path / "a"], resume=True, progress=False)
 
 
