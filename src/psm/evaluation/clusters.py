@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn.functional import normalize, one_hot
 
 from psm.evaluation.intervals import CONFIDENCE, Interval
+from psm.utils.devices import resident
 from psm.utils.seeding import generator
 from psm.utils.statistics import normal_quantile
 
@@ -41,10 +42,10 @@ def kmeans(
         starts: how many starts.
         iterations: of each start, at most; it ends where no image changes its cluster.
         seed: decides the starts.
-        device: where to compute.
+        device: where to compute if the features fit there, else where they are.
         advance: called with 1 after each start.
     """
-    unit = normalize(features.to(device).float(), dim=1)
+    unit = resident(normalize(features.float(), dim=1), torch.device(device))
     best: Clustering | None = None
     for start in range(starts):
         found = _lloyd(unit, _plus_plus(unit, k, generator(seed, "k-means", start)), iterations)

@@ -6,7 +6,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
+from psm.utils.devices import resident
+
 MAX_SIMILARITIES = 2**22  # sorted at a time, which bounds memory
+GALLERY_BLOCK = 2**16  # images copied to the device at a time, where the gallery does not fit there
 
 
 @torch.inference_mode()
@@ -32,15 +35,17 @@ def average_precisions(
         device: where to compute.
         advance: called with the number of queries after each chunk.
     """
-    rows, labels = normalize(gallery.to(device), dim=1), gallery_labels.to(device)
+    device = torch.device(device)
+    rows, labels = resident(normalize(gallery, dim=1), device), gallery_labels.to(device)
     step = max(1, MAX_SIMILARITIES // len(rows))
-    ranks = torch.arange(1, len(rows) + 1, device=rows.device)
+    ranks = torch.arange(1, len(rows) + 1, device=device)
     found = []
     for first in range(0, len(queries), step):
         part = slice(first, first + step)
-        similarity = normalize(queries[part].to(device), dim=1) @ rows.T
+        unit = normalize(queries[part].to(device), dim=1)
+        similarity = torch.cat([unit @ block.to(device).T for block in rows.split(GALLERY_BLOCK)], 1)
         if leave_one_out:  # itself comes last, and is not relevant
-            itself = torch.arange(first, first + len(similarity), device=rows.device)[:, None]
+            itself = torch.arange(first, first + len(similarity), device=device)[:, None]
             similarity.scatter_(1, itself, -torch.inf)
         order = similarity.argsort(dim=1, descending=True)
         relevant = labels[order] == query_labels[part].to(device)[:, None]
