@@ -247,7 +247,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A trained run with scores and a page."""
     settings: dict[str, Any] = SMALL | {"epochs": 1, "monitor": {"knn": False}}
     out = psm.pretrain(tmp_path_factory.mktemp("runs") / "a", **settings).out
-    protocol = {"data": "shapes", "train_images": 100, "test_images": 40, "k": 20, "epoch": 1}
+    protocol = {"data": "shapes", "train_images": 100, "test_images": 40, "k": 20, "temperature": 0.1, "epoch": 1}
     for score in ({"of": "raw pixels", "top1": 11.0}, {"of": "psm", "top1": 31.0}, {"of": "psm", "top1": 32.5}):
         score |= {"top1_interval": [18.04, 49.13]}
         append_line(out / "scores.jsonl", {"score": "knn", "top5": 80.0, "protocol": protocol, **score})
@@ -262,7 +262,9 @@ def test_the_model_card_is_made_from_the_run(run: Path, tmp_path: Path) -> None:
     assert header["license"] == "cc-by-4.0"
     (metric, _) = header["model-index"][0]["results"][0]["metrics"]
     assert (metric["name"], metric["value"]) == ("kNN top-1", 32.5), "the newest score of the encoder"
-    assert "| kNN | top-1 32.5 % (18.0 to 49.1), top-5 80.0 % | shapes, 100 training and 40 test images, k = 20" in text
+    assert (
+        "| kNN | top-1 32.5 % (18.0 to 49.1), top-5 80.0 % (65.2 to 89.5) | k = 20, T = 0.1; shapes (100 train" in text
+    )
     assert "# my-encoder" in text
     assert "training images: 100" in text
     assert "| epochs | 1 (3 steps) |" in text

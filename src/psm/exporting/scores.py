@@ -1,37 +1,21 @@
-"""The scores of a run for its model card, each with the protocol that it was measured by."""
+"""The scores of a run for its model card, each with its 95 % interval and the protocol that it was measured by."""
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
+from psm.data.location import data_name
+from psm.evaluation.scores import Score
 from psm.exporting.source import Source
 from psm.utils.files import read_lines
 
-KINDS = {
-    "knn": "kNN",
-    "linear": "linear layer",
-    "logistic": "logistic regression",
-    "few_labels": "few labels",
-    "retrieval": "retrieval",
-    "clusters": "clusters",
-}
-# What a score may hold: its name, what it is called, and what follows the number.
-VALUES = {"top1": ("top-1", " %"), "top5": ("top-5", " %"), "map": ("mAP", " %"), "nmi": ("NMI", "")}
-VALUES |= {"rankme": ("RankMe", ""), "lidar": ("LiDAR", "")}
-# Settings of a protocol that a reader needs to compare scores, and what they are called.
-SETTINGS = {
-    "labels": "labels:",
-    "classifier": "classifier:",
-    "draws": "draws:",
-    "k": "k =",
-    "temperature": "temperature",
-    "c": "C =",
-    "epochs": "epochs",
-    "lr": "learning rate",
-    "batch_size": "batch size",
-    "weight_decay": "weight decay",
-    "epoch": "encoder of epoch",
-    "seed": "seed",
+# What a score may hold: what it is called, and what follows the number.
+VALUES = {
+    "top1": ("top-1", " %"),
+    "top5": ("top-5", " %"),
+    "map": ("mAP", " %"),
+    "nmi": ("NMI", ""),
+    "rankme": ("RankMe", ""),
+    "lidar": ("LiDAR", ""),
 }
 
 
@@ -39,52 +23,48 @@ SETTINGS = {
 class ScoreRow:
     """A score in words."""
 
-    record: dict[str, Any]  # a line of scores.jsonl
+    score: Score
 
     @property
     def title(self) -> str:
-        return KINDS.get(self.record["score"], self.record["score"])
+        return self.score.title.partition(",")[0]
 
     @property
     def values(self) -> str:
-        """Every value with its 95 % interval, where that was measured."""
-        return ", ".join(self._value(name) for name in VALUES if self.record.get(name) is not None)
+        return ", ".join(map(self._value, self.score.estimates))
 
     def _value(self, name: str) -> str:
-        title, unit = VALUES[name]
-        digits = 3 if abs(self.record[name]) < 1 else 1
-        interval = self.record.get(f"{name}_interval")
-        ends = f" ({interval[0]:.{digits}f} to {interval[1]:.{digits}f})" if interval else ""
-        return f"{title} {self.record[name]:.{digits}f}{unit}{ends}"
+        title, unit = VALUES.get(name, (name, ""))
+        estimate = self.score.estimates[name]
+        digits = 3 if abs(estimate.value) < 1 else 1
+        interval = estimate.interval
+        ends = "" if interval is None else f" ({interval[0]:.{digits}f} to {interval[1]:.{digits}f})"
+        return f"{title} {estimate.value:.{digits}f}{unit}{ends}"
 
     @property
     def data(self) -> str:
-        name = str(self.record["protocol"].get("data", ""))
-        return Path(name).name or name
+        return data_name(self.score.protocol.get("data", ""))
 
     @property
     def protocol(self) -> str:
-        """Data, number of images and the settings of the score, in words."""
-        known = self.record["protocol"]
-        words = [self.data]
-        if known.get("train_images") and known.get("test_images"):
-            words.append(f"{known['train_images']:,} training and {known['test_images']:,} test images")
-        words += [f"{name} {known[key]}" for key, name in SETTINGS.items() if known.get(key) is not None]
-        return ", ".join(words)
+        """The settings of the score, data and number of images, in words."""
+        known = self.score.protocol
+        counts = [f"{known[f'{part}_images']:,} {part}" for part in ("train", "test") if known.get(f"{part}_images")]
+        images = f"{self.data} ({' and '.join(counts)} images)" if counts else self.data
+        return "; ".join(filter(None, (self.score.describe(), images)))
 
     def model_index(self) -> dict[str, Any]:
         """The score as an entry of the Hub's model index."""
         metrics = [
             {
-                "type": "accuracy" if name.startswith("top") else name,
-                "name": f"{self.title} {VALUES[name][0]}",
-                "value": round(self.record[name], 3),
+                "type": "accuracy" if name in ("top1", "top5") else name,
+                "name": f"{self.title} {VALUES.get(name, (name, ''))[0]}",
+                "value": round(estimate.value, 3),
             }
-            for name in VALUES
-            if self.record.get(name) is not None
+            for name, estimate in self.score.estimates.items()
         ]
         return {
-            "task": {"type": "image-classification", "name": f"{self.title} on frozen features"},
+            "task": {"type": "image-feature-extraction", "name": "frozen features"},
             "dataset": {"type": self.data, "name": self.data},
             "metrics": metrics,
         }
@@ -95,10 +75,9 @@ def score_rows(source: Source) -> list[ScoreRow]:
     if source.run is None:
         return []
     newest: dict[tuple[str, str], ScoreRow] = {}
-    for record in read_lines(source.run.scores):
-        protocol = record.get("protocol", {})
-        own = record.get("of") == source.info.method and protocol.get("epoch") == source.info.epoch
-        if own and "score" in record:
-            row = ScoreRow(record)
-            newest[record["score"], row.protocol] = row
-    return [row for row in newest.values() if row.values]
+    for line in read_lines(source.run.scores):
+        own = line.get("of") == source.info.method and line.get("protocol", {}).get("epoch") == source.info.epoch
+        if own and "score" in line:
+            row = ScoreRow(Score.from_record(line))
+            newest[row.title, row.protocol] = row
+    return [row for row in newest.values() if row.score.estimates]

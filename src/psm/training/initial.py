@@ -9,6 +9,7 @@ from torch import nn
 
 from psm.config import merge as settings
 from psm.config.schema import METHOD_GROUPS, ImagesConfig, PretrainConfig
+from psm.data.location import absolute_data
 from psm.models.init_weights import InitialWeights, read_initial_weights
 from psm.models.pretrained import CUSTOM
 from psm.training.optim import default_weight_decay
@@ -17,8 +18,8 @@ from psm.utils.run_folder import RunFolder
 
 # Of another run's settings these are about its machine, or name code to run: a user gives them again.
 NOT_TAKEN_OVER = (
-    *("init", "init_heads", "accelerator", "devices", "num_nodes", "strategy", "compile", "channels_last"),
-    *("loggers", "callbacks", "trainer"),
+    *("init", "init_heads", "accelerator", "devices", "num_nodes", "strategy", "ddp", "compile"),
+    *("channels_last", "loggers", "callbacks", "trainer"),
 )
 
 
@@ -64,6 +65,8 @@ def initial_settings(weights: InitialWeights | None, overrides: Iterable[Mapping
     def changes(key: str) -> bool:
         return key in given and str(given[key]) != str(settings.value_at(config, key))
 
+    other_data = "data" in given and _absolute(given["data"]) != _absolute(config.data)
+
     optim, size = config.optim, config.images.size
     if changes("optim.name"):
         optim = replace(optim, lr=None, weight_decay=None)
@@ -74,6 +77,11 @@ def initial_settings(weights: InitialWeights | None, overrides: Iterable[Mapping
         config,
         optim=optim,
         stem="auto" if changes("encoder") else config.stem,
-        images=ImagesConfig() if changes("data") else config.images,
+        images=ImagesConfig() if other_data else config.images,
         **parts,
     )
+
+
+def _absolute(data: Any) -> str | list[str]:
+    """``data=`` as a run stores it."""
+    return absolute_data([str(part) for part in data] if isinstance(data, (list, tuple)) else str(data))
