@@ -31,7 +31,9 @@ from psm.utils.files import append_line
 from psm.utils.run_folder import RunFolder
 
 MEAN, STD = [0.49, 0.48, 0.45], [0.25, 0.24, 0.26]
-SAVE = 'numpy.save("features.npy", features.detach().numpy() if hasattr(features, "detach") else features)'
+SAVE = (
+    'import numpy; numpy.save("features.npy", features.detach().numpy() if hasattr(features, "detach") else features)'
+)
 
 
 def saved(folder: Path, name: str, stem: str = "auto", size: int = 32) -> Path:

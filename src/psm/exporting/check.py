@@ -8,16 +8,16 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from psm.config.schema import ImagesConfig, ViewsConfig
+from psm.config.schema import ImagesConfig
 from psm.data import load_dataset
 from psm.data import synthetic_shapes as shapes
 from psm.data.decode import Unreadable, center_square, open_rgb, quiet_pillow
 from psm.data.file_index import list_files
 from psm.exporting.formats import Features
+from psm.models.preprocess import preprocess as psm_preprocess
 from psm.models.pretrained import EncoderInfo
 from psm.utils.errors import UserError
 from psm.utils.indices import evenly_spaced
-from psm.views.transform import Views
 
 IMAGES = 8
 # Resizing in the graph and in Pillow round in other places, and Pillow chooses the order of its two passes by the shape
@@ -97,9 +97,8 @@ def check(
         layout: of its input.
         unit_length: it scales features to length 1.
     """
-    views = Views(ViewsConfig(size=info.size), info.size, info.mean, info.std)
+    prepared = psm_preprocess(images, info)
     squares = torch.stack([_pixels(center_square(image, info.size)) for image in images])
-    prepared = views.plain(squares)
     expected = encoder(prepared)
     if unit_length:
         expected = nn.functional.normalize(expected, dim=1)

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from psm.exporting.formats import Description, Features, Format
-from psm.exporting.lines import imports, input_lines
+from psm.exporting.lines import PHOTO
 from psm.exporting.source import Source
 from psm.exporting.weights import write_weights
 from psm.models.encoder import unwrapped
@@ -22,10 +22,9 @@ def load(source: Source, path: Path) -> Features:
 def usage(source: Source, file: str) -> list[str]:
     own = ", my_network" if source.info.encoder == CUSTOM else ""
     return [
-        imports("psm", "torch"),
+        "import psm",
         f'encoder = psm.load_encoder("{file}"{own})',
-        *input_lines(source.info),
-        f"features = encoder(images)  # (1, {source.info.width})",
+        f'features = encoder(encoder.preprocess(["{PHOTO}"]))  # (1, {source.info.width})',
     ]
 
 
