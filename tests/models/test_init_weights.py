@@ -86,7 +86,6 @@ def test_safetensors_of_another_library(state: Any, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("library", "name", "left_out"),
     [
-        ("timm", "resnet18", ["fc"]),
         ("timm", "test_vit", ["head"]),
         ("torchvision", "mobilenet_v3_small", ["classifier.3"]),
     ],

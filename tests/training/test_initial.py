@@ -24,7 +24,12 @@ from psm.utils.errors import UserError
 @pytest.fixture(scope="module")
 def first(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished run."""
-    settings: dict[str, Any] = SMALL | {"epochs": 1, "optim": {"lr": 0.03}, "positives": {"k": 2}}
+    settings: dict[str, Any] = SMALL | {
+        "epochs": 1,
+        "optim": {"lr": 0.03},
+        "positives": {"k": 2},
+        "monitor": {"knn": False},
+    }
     return psm.pretrain(tmp_path_factory.mktemp("runs") / "a", **settings).out
 
 
@@ -85,7 +90,7 @@ def test_a_run_gives_encoder_heads_and_settings(first: Path, begun: Any, caplog:
 
 @pytest.mark.parametrize("source", ["encoder.safetensors", "checkpoints/last.ckpt"])
 def test_heads_are_taken_as_asked(first: Path, begun: Any, source: str) -> None:
-    small = {name: value for name, value in SMALL.items() if name != "progress"}
+    small = {name: value for name, value in SMALL.items() if name != "progress"} | {"monitor": {"knn": False}}
     has_heads = source.endswith(".ckpt")
     for wanted in (True, False) if has_heads else (True, None):
         keys = small | {"init": str(first / source), "init_heads": wanted}
