@@ -1,6 +1,7 @@
 """Every kind of score of a run: as `psm evaluate` gives, stores and reads it."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,7 @@ import pytest
 import torch
 
 import psm
-from psm.config.schema import ViewsConfig
+from psm.config.schema import ImagesConfig, ViewsConfig
 from psm.data import ImageDataset, ImageStore
 from psm.evaluation.evaluate import run_evaluation
 from psm.evaluation.intervals import accuracy_interval, t_interval
@@ -25,6 +26,13 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return out
 
 
+@pytest.fixture(scope="module")
+def data() -> Any:
+    """The run's training images, and few test images: scoring many of them takes most of a test's time."""
+    loaded = psm.load_dataset("shapes", ImagesConfig(limit=100, size=16), False)
+    return replace(loaded, test=loaded.test.select(torch.arange(150)))
+
+
 KEYS = {
     "progress": False,
     "linear": {"epochs": 2},
@@ -36,9 +44,9 @@ KEYS = {
 
 
 @pytest.fixture(scope="module")
-def scores(run: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
+def scores(run: Any, data: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
     out = tmp_path_factory.mktemp("scores")
-    return psm.evaluate(run, scores=["all"], out=str(out), **KEYS), out
+    return psm.evaluate(run, data=data, scores=["all"], out=str(out), **KEYS), out
 
 
 def test_all_scores_in_order_each_with_an_interval(scores: Any) -> None:
@@ -104,9 +112,9 @@ def test_the_papers_protocol_is_named() -> None:
     assert linear_name(paper | {"lr_grid": [0.1, 0.01]}) == "rate chosen on held-out training images"
 
 
-def test_a_chosen_rate_says_so_and_stores_the_whole_choice(run: Any, tmp_path: Path) -> None:
+def test_a_chosen_rate_says_so_and_stores_the_whole_choice(run: Any, data: Any, tmp_path: Path) -> None:
     keys = {"linear": {"epochs": 2, "lr_grid": [0.2, 0.02, 0.002]}, "scores": ["linear"], "progress": False}
-    (score,) = psm.evaluate(run, out=str(tmp_path), **keys)
+    (score,) = psm.evaluate(run, data=data, out=str(tmp_path), **keys)
     assert score.protocol["name"] == "rate chosen on held-out training images"
     held_out = score.protocol["held_out_top1"]
     assert score.protocol["lr"] == [0.2, 0.02, 0.002][held_out.index(max(held_out))]
@@ -154,21 +162,21 @@ def test_ranks_need_no_labels(run: Any, tmp_path: Path) -> None:
         psm.evaluate(run, data=blind, **keys)
 
 
-def test_ranks_of_projections(run: Any, tmp_path: Path) -> None:
+def test_ranks_of_projections(run: Any, data: Any, tmp_path: Path) -> None:
     keys = {"scores": ["rankme"], "rankme": {"space": "projections"}, "out": str(tmp_path), "progress": False}
     for source in (run, run / "checkpoints" / "last.ckpt"):
-        (score,) = psm.evaluate(source, **keys)
+        (score,) = psm.evaluate(source, data=data, **keys)
         assert score.protocol["width"] == 12
         assert score.describe().startswith("projections of 100 training images")
     (tmp_path / "lone").mkdir()
     lone = tmp_path / "lone" / "encoder.safetensors"
     lone.write_bytes((run / "encoder.safetensors").read_bytes())
     with pytest.raises(UserError, match=r"rankme\.space=projections needs the projector"):
-        psm.evaluate(lone, data="shapes", images={"limit": 100}, **keys)
+        psm.evaluate(lone, data=data, **keys)
 
 
-def test_baselines_have_no_projections_and_pixels_no_rank(run: Any, tmp_path: Path) -> None:
-    scores = psm.evaluate(run, baselines=True, scores=["knn", "rankme"], out=str(tmp_path), progress=False)
+def test_baselines_have_no_projections_and_pixels_no_rank(run: Any, data: Any, tmp_path: Path) -> None:
+    scores = psm.evaluate(run, data=data, baselines=True, scores=["knn", "rankme"], out=str(tmp_path), progress=False)
     assert [(s.of, s.score) for s in scores] == [
         ("raw pixels", "knn"),
         ("untrained encoder", "knn"),
@@ -178,7 +186,7 @@ def test_baselines_have_no_projections_and_pixels_no_rank(run: Any, tmp_path: Pa
     ]
 
 
-def test_lidar_sees_the_views_of_the_run(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lidar_sees_the_views_of_the_run(run: Any, data: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from psm.evaluation import evaluate as module
 
     made = []
@@ -189,11 +197,13 @@ def test_lidar_sees_the_views_of_the_run(run: Any, tmp_path: Path, monkeypatch: 
             super().__init__(config, *more)
 
     monkeypatch.setattr(module, "Views", Spy)
-    psm.evaluate(run, scores=["lidar"], lidar={"images": 20, "views": 2}, out=str(tmp_path), progress=False)
+    psm.evaluate(run, data=data, scores=["lidar"], lidar={"images": 20, "views": 2}, out=str(tmp_path), progress=False)
     assert made[1] == ViewsConfig(size=16)  # as the run had them: defaults
 
 
-def test_features_are_extracted_once_for_all_scores(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_features_are_extracted_once_for_all_scores(
+    run: Any, data: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from psm.evaluation import subject
 
     calls = []
@@ -205,12 +215,12 @@ def test_features_are_extracted_once_for_all_scores(run: Any, tmp_path: Path, mo
 
     monkeypatch.setattr(subject, "extract", spy)
     kinds = ["knn", "linear", "retrieval", "clusters", "rankme"]
-    psm.evaluate(run, scores=kinds, linear={"epochs": 1}, out=str(tmp_path), progress=False)
+    psm.evaluate(run, data=data, scores=kinds, linear={"epochs": 1}, out=str(tmp_path), progress=False)
     assert len(calls) == 2
 
 
-def test_scores_are_a_function_of_the_seed(run: Any, scores: Any, tmp_path: Path) -> None:
+def test_scores_are_a_function_of_the_seed(run: Any, data: Any, scores: Any, tmp_path: Path) -> None:
     torch.rand(7)  # nothing is drawn from the global generator
-    again = psm.evaluate(run, scores=["clusters", "lidar"], out=str(tmp_path), **KEYS)
+    again = psm.evaluate(run, data=data, scores=["clusters", "lidar"], out=str(tmp_path), **KEYS)
     first = {score.score: score.main.value for score in scores[0]}
     assert [score.main.value for score in again] == [first["clusters"], first["lidar"]]
