@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import BinaryIO, TypeVar
 
 from psm.data.shard_files import ShardError, ShardStatus, cached_name, copy_shard, is_remote, shard_status
-from psm.utils.errors import UserError
+from psm.utils.errors import ResourceError, UserError
 from psm.utils.files import TEMPORARY_PREFIX
 from psm.utils.locking import locked
+from psm.utils.resources import write_error
 
 T = TypeVar("T")
 
@@ -106,11 +107,10 @@ class ShardCache:
         except OSError as error:
             raise self._unwritable(error) from None
 
-    def _unwritable(self, error: OSError) -> UserError:
-        return UserError(
-            f"The folder {self.folder} cannot be written ({error.strerror}): set images.cache to a folder with "
-            f"{self.most_bytes / 1e9:g} GB of space, or images.shard_cache to less."
-        )
+    def _unwritable(self, error: OSError) -> UserError | ResourceError:
+        space = f"{self.most_bytes / 1e9:g} GB of space"
+        advice = f"; set images.cache to a folder with {space}, or images.shard_cache to less"
+        return write_error(f"The folder {self.folder}", error, advice)
 
     def _writer(self, file: BinaryIO) -> Callable[[bytes], None]:
         """Writes to a file; a full disk is not the server's fault, which would be tried again."""
@@ -185,5 +185,5 @@ class Prefetcher:
                 shard = self._wanted.pop(0)
             try:
                 self.cache.path(shard)
-            except (ShardError, UserError):
+            except (ShardError, UserError, ResourceError):
                 time.sleep(0.1)

@@ -31,6 +31,7 @@ from psm.data.unreadable import too_many_unreadable
 from psm.utils.errors import UserError
 from psm.utils.files import TEMPORARY_PREFIX
 from psm.utils.progress import counting
+from psm.utils.resources import write_error
 
 _SEED = 4_711
 
@@ -90,7 +91,7 @@ def write_shards(
         part.rmdir()
     except OSError as error:
         _remove(part, made)
-        raise UserError(f"shards={pattern} cannot be written: {error.strerror or error}.") from None
+        raise write_error(f"shards={pattern}", error) from None
     except BaseException:
         _remove(part, made)
         raise

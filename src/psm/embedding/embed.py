@@ -28,6 +28,7 @@ from psm.embedding.table import Table, checksum
 from psm.utils.errors import UserError
 from psm.utils.files import output_file, replaced_atomically, write_text_atomically
 from psm.utils.progress import counting_images
+from psm.utils.resources import write_error
 
 AHEAD = 3  # batches that are decoded while the encoder computes
 UNREADABLE = ".unreadable.txt"  # added to the name of the file: the images that it leaves out
@@ -192,10 +193,8 @@ def write_file(out: Path, stream: ImageStream, work: PartialRows, about: dict[st
         with replaced_atomically(out) as path:
             form.write(path, table)
     except OSError as error:
-        raise UserError(
-            f"out={out} cannot be written: {error.strerror or error}. What was computed is kept: make room, and the "
-            "same command finishes."
-        ) from None
+        kept = ". What was computed is kept: make room, and the same command finishes"
+        raise write_error(f"out={out}", error, kept) from None
     return Embedding(out, len(rows), embeddings.shape[1], unreadable)
 
 

@@ -19,6 +19,7 @@ from torch.nn.functional import normalize
 from psm.embedding.table import Table
 from psm.utils.errors import UserError
 from psm.utils.files import replaced_atomically, write_text_atomically
+from psm.utils.resources import write_error
 
 SUFFIX = ".faiss"
 SAMPLE = 64  # rows that a list's centroid is fitted to
@@ -80,7 +81,7 @@ class InvertedFile:
             about = self._identity() | {"file": _file_checksum(self.path)}
             write_text_atomically(self._about, json.dumps(about))
         except OSError as error:
-            raise UserError(f"{self.path} cannot be written: {error.strerror}; use index=exact.") from None
+            raise write_error(str(self.path), error, "; use index=exact") from None
         return index
 
     def _blocks(self) -> Iterator[np.ndarray]:

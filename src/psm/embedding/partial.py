@@ -17,7 +17,7 @@ import numpy as np
 
 from psm.data.cache import Failure
 from psm.utils.errors import UserError
-from psm.utils.files import append_line, read_lines, write_text_atomically
+from psm.utils.files import append_line, read_lines, write_lines, write_text_atomically
 from psm.utils.locking import locked
 
 ABOUT, ROWS, BATCHES, LOCK = "about.json", "rows.bin", "batches.jsonl", "lock"
@@ -72,7 +72,7 @@ class PartialRows:
                 kept.append(record)
         with rows.open("r+b") as file:
             file.truncate(self.rows * row_bytes)
-        write_text_atomically(batches, "".join(json.dumps(record) + "\n" for record in kept))
+        write_lines(batches, kept)
 
 
 @contextmanager

@@ -25,6 +25,7 @@ from psm.ops import kernels_disabled
 from psm.utils.checkpoint_file import read_checkpoint
 from psm.utils.errors import UserError
 from psm.utils.files import move_into_place, temporary_folder
+from psm.utils.resources import write_error
 from psm.utils.run_folder import RunFolder
 
 
@@ -123,7 +124,7 @@ def run_export(*overrides: Mapping[str, Any], encoder: nn.Module | None = None) 
             refuse_difference(result, config.tolerance, f"format={entry.name}")
             move_into_place(written, out)
     except OSError as error:
-        raise UserError(f"out={out} cannot be written: {error.strerror or error}.") from None
+        raise write_error(f"out={out}", error) from None
     return Exported(out, entry.name, result, config.tolerance, _checked_in(entry), usage, description)
 
 
