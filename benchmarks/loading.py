@@ -247,10 +247,11 @@ def serving(folder: Path) -> Iterator[str]:
 def memory(folder: Path, arguments: argparse.Namespace) -> list[dict]:
     """Memory and disk while one epoch is read from shards of ten times the allowed cache."""
     root = arguments.images or make_images(folder / "images", arguments.count)
-    written = write_shards(str(root), str(folder / "web" / "%06d.tar"), ImagesConfig(), 1.5e6, progress=False)
+    total = sum(file.stat().st_size for file in root.rglob("*.*"))
+    written = write_shards(str(root), str(folder / "web" / "%06d.tar"), ImagesConfig(), total / 160, progress=False)
     last = len(written.files) - 1
     allowed = written.bytes / 10
-    window = max(1, int(allowed // (2 * max(file.stat().st_size for file in written.files))))
+    window, batch = 4, 16
     with serving(folder / "web") as url:
         config = ImagesConfig(
             cache=str(folder / "cache"), size=SIZE, labels="none", window=window, shard_cache=allowed / 1e9
@@ -258,9 +259,10 @@ def memory(folder: Path, arguments: argparse.Namespace) -> list[dict]:
         images = load_dataset(f"{url}/{{000000..{last:06}}}.tar", config, progress=False).train
         before, most_disk, most_memory = resident(), 0.0, 0.0
         views = Views(ViewsConfig(size=SIZE), SIZE, (0.5,) * 3, (0.2,) * 3)
-        for _ in StreamLoader(images.streamed, BATCH, 0, draws(views, BATCH), SIZE, workers=WORKERS):
+        for _ in StreamLoader(images.streamed, batch, 0, draws(views, batch), SIZE, workers=WORKERS):
             copies = (folder / "cache" / "shards").glob("*.tar")
-            most_disk = max(most_disk, sum(copy.stat().st_size for copy in copies if copy.exists()))
+            with contextlib.suppress(FileNotFoundError):  # removed just now
+                most_disk = max(most_disk, sum(copy.stat().st_size for copy in copies))
             most_memory = max(most_memory, resident())
     row = {
         "set MB": written.bytes / 1e6, "allowed MB": allowed / 1e6, "most copies MB": most_disk / 1e6,

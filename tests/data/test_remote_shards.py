@@ -138,11 +138,11 @@ def test_a_slow_file_system_is_copied_and_listed(server: Any, tmp_path: Path) ->
 def test_copies_stay_within_the_bound_and_are_dropped(server: Any, tmp_path: Path) -> None:
     sizes = [file.stat().st_size for file in server.folder.glob("*.tar")]
     size = max(sizes)
-    data = read(server, tmp_path, window=1, shard_cache=2.5 * size / 1e9)
-    assert 0 < copied(tmp_path) <= 2.5 * size < sum(sizes)
-    assert all(0 < copied(tmp_path) <= 2.5 * size for _ in loader(data))
-    with pytest.raises(UserError, match=r"images.shard_cache.*cannot hold two windows of 2 shards"):
-        read(server, tmp_path, window=2, shard_cache=2.5 * size / 1e9)
+    data = read(server, tmp_path, window=1, shard_cache=6.5 * size / 1e9)
+    assert 0 < copied(tmp_path) <= 6.5 * size < sum(sizes)
+    assert all(0 < copied(tmp_path) <= 6.5 * size for _ in loader(data))
+    with pytest.raises(UserError, match=r"images.shard_cache.*cannot hold the 8 shards in use"):
+        read(server, tmp_path, window=4, shard_cache=6.5 * size / 1e9)
 
 
 @pytest.mark.parametrize(

@@ -370,6 +370,31 @@ def test_shards_and_folders_are_not_mixed(tmp_path: Path) -> None:
         read(tmp_path, [str(tmp_path / "s"), str(tmp_path / "s" / "000000.tar")])
 
 
+def test_held_out_images_of_shards_are_not_trained_on(tmp_path: Path) -> None:
+    write(tmp_path / "s")
+    whole = read(tmp_path, tmp_path / "s")
+    data = read(tmp_path, tmp_path / "s", holdout=0.25, window=2)
+    assert len(data.train) + len(data.test) == len(whole.train)
+    assert set(data.train.names) | set(data.test.names) == set(whole.train.names)
+    for batch in loader(data):
+        numbers = torch.tensor([int(data.train.names[i][6:9]) for i in batch.ids.tolist()])
+        assert (batch.images.float().mean((2, 3, 4)).round().long() == numbers).all()
+    with pytest.raises(ValueError, match="ascending"):
+        whole.train.select(torch.tensor([3, 1]))
+
+
+def test_weak_views_of_crops_have_no_color_changes(tmp_path: Path) -> None:
+    write(tmp_path / "s", labels=False)
+    data = read(tmp_path, tmp_path / "s")
+    (batch, *_) = loader(data)
+    views = Views(ViewsConfig(size=8), data.size, (0.0,) * 3, (1.0,) * 3)
+    params = views.sample_params(8, generator(0, "views", 0))
+    weak = views.apply(batch.images, params, weak=True)
+    mirrored = torch.where(params.flip[..., None, None, None], batch.images.flip(-1), batch.images)
+    assert torch.allclose(weak, mirrored.float() / 255, atol=1e-6)
+    assert not torch.allclose(views.apply(batch.images, params), weak, atol=1e-2)
+
+
 def test_limit_and_sample_take_a_fair_part(tmp_path: Path) -> None:
     write(tmp_path / "s")
     data = read(tmp_path, tmp_path / "s", limit=10)

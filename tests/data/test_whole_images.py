@@ -2,6 +2,7 @@
 
 import io
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -39,11 +40,11 @@ def read(folder: Any, **more: Any) -> Any:
 
 def test_aspect_ratio_and_resolution_are_kept(folder: Any) -> None:
     data = read(folder)
-    shapes = [image.shape[:2] for image in (data.train.streamed.images[i] for i in range(5))]
+    shapes = [image.shape[:2] for image in (data.train.streamed.whole(i) for i in range(5))]
     assert shapes == [(40, 60), (60, 40), (40, 160), (30, 30), (90, 20)]  # shorter side 40 at most, never enlarged
-    assert [data.train.streamed.images[0].shape for data in (read(folder, whole_size=20),)] == [(20, 30, 3)]
+    assert [data.train.streamed.whole(0).shape for data in (read(folder, whole_size=20),)] == [(20, 30, 3)]
     original = np.asarray(Image.open(folder / "00.png"))
-    assert np.array_equal(data.train.streamed.images[0], original)
+    assert np.array_equal(data.train.streamed.whole(0), original)
     squares = data.train.take(torch.tensor([3, 0]))
     assert squares.shape == (2, 3, 32, 32)
     expected = decode.decode(folder / "00.png", 32)
@@ -71,7 +72,7 @@ def test_crops_are_of_the_whole_image_in_the_order_of_squares(folder: Any) -> No
         draws = views.sample_params(8, generator(0, "views", batch.step)).crop_draws(views.settings.crop_ratio)
         for row, number in enumerate(batch.ids.tolist()):
             buffer = io.BytesIO()
-            Image.fromarray(data.train.streamed.images[number]).save(buffer, "PNG")
+            Image.fromarray(data.train.streamed.whole(number)).save(buffer, "PNG")
             expected = decode_crops(buffer.getvalue(), lambda h, w, row=row, draws=draws: draws.boxes(row, h, w), 32)
             assert np.array_equal(batch.images[:, row].numpy(), expected)
     for rank in range(2):
@@ -80,22 +81,31 @@ def test_crops_are_of_the_whole_image_in_the_order_of_squares(folder: Any) -> No
     assert torch.equal(next(iter(loader(data, step=1))).images, batches[1].images)
 
 
+def test_a_selection_is_cropped_too(folder: Any) -> None:
+    data = read(folder)
+    chosen = data.train.select(torch.tensor([1, 4, 5, 7, 8, 9, 11, 12]))
+    assert torch.equal(chosen.take(torch.tensor([2])), data.train.take(torch.tensor([5])))
+    assert list(chosen.names) == [data.train.names[i] for i in (1, 4, 5, 7, 8, 9, 11, 12)]
+    (batch,) = loader(SimpleNamespace(train=chosen))
+    assert sorted(batch.ids.tolist()) == list(range(8))
+
+
 def test_decoded_once_and_damage_is_refused(folder: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     first = read(folder)
     with monkeypatch.context() as patch:
         patch.setattr(decode, "decode_whole", None)
         second = read(folder)
-    assert np.array_equal(first.train.streamed.images[7], second.train.streamed.images[7])
+    assert np.array_equal(first.train.streamed.whole(7), second.train.streamed.whole(7))
     file = second.train.streamed.images.file
     content = bytearray(file.read_bytes())
     content[10] ^= 255
     file.write_bytes(content)
     third = read(folder)
-    third.train.streamed.images[1]
+    third.train.streamed.whole(1)
     with pytest.raises(UserError, match="damaged: image 0 differs from its checksum"):
         third.train.take(torch.tensor([0]))
     (file.parent / "shapes.bin").write_bytes(b"")
-    assert np.array_equal(read(folder).train.streamed.images[0], np.asarray(Image.open(folder / "00.png")))
+    assert np.array_equal(read(folder).train.streamed.whole(0), np.asarray(Image.open(folder / "00.png")))
 
 
 def test_orientation_and_modes(tmp_path: Path) -> None:

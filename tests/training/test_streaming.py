@@ -90,4 +90,4 @@ def test_whole_images_train(tmp_path: Path, small: Any) -> None:
     small["images"] = {"size": 16, "whole": True, "cache": str(tmp_path / "cache"), "workers": 1}
     whole = psm.pretrain(tmp_path / "whole", **small)
     assert whole.metrics[-1]["step"] == 1
-    assert whole.data.train.streamed.images[0].shape == (20, 30, 3)
+    assert whole.data.train.streamed.whole(0).shape == (20, 30, 3)

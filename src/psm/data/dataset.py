@@ -38,6 +38,8 @@ class Streamed(Protocol):
 
     def sample(self, most: int, /) -> np.ndarray: ...
 
+    def select(self, rows: np.ndarray, /) -> Any: ...
+
 
 class ImageStore:
     """uint8 images of one size. An image's id is its index. Labels, where known, serve evaluation only."""
@@ -73,11 +75,21 @@ class ImageStore:
     def select(self, indices: torch.Tensor) -> "ImageStore":
         """The images at these indices (N,) as a store of their own, which shares the pixels with this one."""
         indices = torch.as_tensor(indices, dtype=torch.int64, device="cpu")
+        if isinstance(self._pixels, Streamed):
+            return self._select_streamed(self._pixels, indices)
         chosen = ImageStore(self._pixels)
         chosen.labels = None if self.labels is None else self.labels[indices]
         chosen.names = None if self.names is None else SelectedNames(self.names, indices.numpy())
         chosen._rows = indices if self._rows is None else self._rows[indices]
         return chosen
+
+    def _select_streamed(self, images: "Streamed", indices: torch.Tensor) -> "ImageStore":
+        """Some of the images that are read many at a time; their order is that of the shards."""
+        if not bool((indices[1:] > indices[:-1]).all()):
+            raise ValueError("images of shards are selected in ascending order")
+        labels = None if self.labels is None else self.labels[indices]
+        names = None if self.names is None else SelectedNames(self.names, indices.numpy())
+        return ImageStore(images.select(indices.numpy()), labels, names)
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -88,8 +100,7 @@ class ImageStore:
     @property
     def streamed(self) -> "StreamedImages | WholeImages | None":
         """The images where views are cropped from whole ones as they are read: from shards, or from the cache."""
-        whole = isinstance(self._pixels, Streamed) and self._rows is None  # a selection is read image by image
-        return self._pixels if whole else None  # type: ignore[return-value]
+        return self._pixels if isinstance(self._pixels, Streamed) else None  # type: ignore[return-value]
 
     def sample(self, most: int) -> torch.Tensor:
         """At most so many ids, evenly spaced; of shards, from a few of them."""

@@ -65,9 +65,12 @@ class ShardCache:
             path = self.path(shard)
             try:
                 return read(path)
-            except (FileNotFoundError, ShardError):
+            except ShardError:
                 if attempt == _ATTEMPTS or path.exists():
                     raise
+            except FileNotFoundError:
+                if attempt == _ATTEMPTS:
+                    raise ShardError("its copy is removed before it is read: raise images.shard_cache") from None
         raise AssertionError
 
     def need(self, shards: Iterable[Shard]) -> None:
@@ -77,14 +80,15 @@ class ShardCache:
             (self.folder / name).unlink(missing_ok=True)
         self._needed = needed
 
-    def check_bound(self, shards: Sequence[Shard], window: int) -> None:
-        """Refuse a bound that does not hold two windows, this one and the next, of the largest shards."""
+    def check_bound(self, shards: Sequence[Shard], in_use: int) -> None:
+        """Refuse a bound that does not hold as many of the largest shards as are in use at a time."""
         sizes = sorted((shard.status.bytes for shard in shards if is_remote(shard.address)), reverse=True)
-        needed = sum(sizes[: 2 * window])
+        needed = sum(sizes[:in_use])
         if needed > self.most_bytes:
             raise UserError(
-                f"images.shard_cache={self.most_bytes / 1e9:g} GB cannot hold two windows of {window} shards "
-                f"({needed / 1e9:,.2f} GB): raise it, or give a smaller images.window."
+                f"images.shard_cache={self.most_bytes / 1e9:g} GB cannot hold the {min(in_use, len(sizes))} shards in "
+                f"use at a time ({needed / 1e9:,.2f} GB; two windows, or what is read ahead): raise it, or give a "
+                "smaller images.window."
             )
 
     def _copy(self, shard: Shard, path: Path) -> None:
@@ -124,22 +128,38 @@ class ShardCache:
         return write
 
     def _reserve(self, part: BinaryIO, needed: int) -> None:
-        """Give a new file its size, after removing copies, those used longest ago first, until all is in the bound."""
-        with locked(self.folder / "room.lock"):
-            self._remove_leftovers()
-            copies = []
-            for file in self.folder.glob("*.tar"):  # also those that are being made, which have their size already
-                with suppress(OSError):
-                    status = file.stat()
-                    copies.append((status.st_mtime, status.st_size, file))
-            total = sum(size for _, size, _ in copies) + max(needed, 0)
-            for _, size, file in sorted(copies):
-                if total <= self.most_bytes:
-                    break
-                if file.name not in self._needed and not file.name.startswith(TEMPORARY_PREFIX):
-                    file.unlink(missing_ok=True)
-                    total -= size
-            part.truncate(max(needed, 0))
+        """Give a new file its size once that is within the bound with all others, some of which are removed for it.
+
+        Waits while other processes make copies that leave no room.
+        """
+        while True:
+            with locked(self.folder / "room.lock"):
+                if self._make_room(max(needed, 0)):
+                    part.truncate(max(needed, 0))
+                    return
+            time.sleep(0.1)
+
+    def _make_room(self, needed: int) -> bool:
+        """Remove copies until so many bytes more are within the bound; False while that cannot be.
+
+        Those that this process does not need go first, of these the ones used longest ago.
+        """
+        self._remove_leftovers()
+        copies, making = [], 0
+        for file in self.folder.glob("*.tar"):
+            with suppress(OSError):
+                status = file.stat()
+                if file.name.startswith(TEMPORARY_PREFIX):  # it has its size already
+                    making += status.st_size
+                else:
+                    copies.append((file.name in self._needed, status.st_mtime, status.st_size, file))
+        total = making + needed + sum(size for _, _, size, _ in copies)
+        for _, _, size, file in sorted(copies):
+            if total <= self.most_bytes:
+                break
+            file.unlink(missing_ok=True)
+            total -= size
+        return total <= self.most_bytes or not making
 
     def _remove_leftovers(self) -> None:
         """Remove what killed processes left behind; a copy that is being made is locked."""

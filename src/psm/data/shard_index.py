@@ -89,7 +89,7 @@ def build_index(
 
     with ThreadPoolExecutor(_ASKING) as pool:
         shards = list(pool.map(ask, addresses))
-    cache.check_bound([shard for shard in shards if isinstance(shard, Shard)], config.window or WINDOW)
+    cache.check_bound([shard for shard in shards if isinstance(shard, Shard)], 2 * (config.window or WINDOW))
     results = []
     with ThreadPoolExecutor(_READING) as pool, counting("indexing shards", len(addresses), progress) as done:
         for number, result in enumerate(pool.map(index, shards)):

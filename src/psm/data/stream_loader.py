@@ -95,6 +95,8 @@ class StreamLoader:
         self.images, self.batch_size, self.seed, self.draws, self.size = images, batch_size, seed, draws, size
         self.step, self.device, self.workers = step, torch.device(device), workers
         self.rows = rank_slice(batch_size, rank, world)
+        self._ahead = (AHEAD + 1) * batch_size  # images that workers may be ahead
+        images.check_ahead(self._ahead)
 
     def __len__(self) -> int:
         return len(self.images) // self.batch_size
@@ -116,7 +118,7 @@ class StreamLoader:
                 window = order.window_of(index * self.batch_size)
                 if window != entered:
                     entered = window
-                    self.images.fetch(order, window)  # type: ignore[arg-type]
+                    self.images.fetch(order, window, self._ahead)  # type: ignore[arg-type]
                 yield self._batch(step - offset + index, chunks, [next(decoded) for _ in chunks])
         finally:
             self.images.close()

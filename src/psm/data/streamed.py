@@ -1,6 +1,7 @@
 """Images that are read from shards and decoded each time they are needed."""
 
 import logging
+import math
 import os
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
@@ -88,6 +89,11 @@ class StreamedImages:
         """Images of each shard, (shards,)."""
         return np.diff(self.starts)
 
+    def select(self, rows: np.ndarray) -> "StreamedImages":
+        """The images at these rows, which ascend."""
+        names = FileNames(self.names[row] for row in rows.tolist())
+        return StreamedImages(self.shards, self.table.take(rows), names, self.size, self.cache, self.config)
+
     def sample(self, most: int) -> np.ndarray:
         """At most so many ids, spread over a few shards, ascending."""
         filled = np.flatnonzero(self.counts)
@@ -99,9 +105,16 @@ class StreamedImages:
         """The order of an epoch."""
         return ShardOrder(self.starts, self.config.window or WINDOW, seed, epoch)
 
-    def fetch(self, order: ShardOrder, window: int) -> None:
-        """Fetch the shards of a window and of the next, and drop all others."""
-        numbers = [number for group in order.windows[window : window + 2] for number in group.tolist()]
+    def check_ahead(self, ahead: int) -> None:
+        """Refuse a cache that is too small for the shards of two windows and of so many images ahead."""
+        typical = max(1.0, float(self.counts[self.counts > 0].mean()))
+        window = self.config.window or WINDOW
+        self.cache.check_bound(self.shards, max(2 * window, window + 1 + math.ceil(ahead / typical)))
+
+    def fetch(self, order: ShardOrder, window: int, ahead: int) -> None:
+        """Fetch the shards of a window, of the next and of so many images ahead, and drop all others."""
+        last = max(window + 1, order.window_of(int(order.ends[window]) + ahead))
+        numbers = [number for group in order.windows[window : last + 1] for number in group.tolist()]
         shards = [self.shards[number] for number in numbers]
         self._prefetcher = self._prefetcher or Prefetcher(self.cache)
         self._prefetcher.want(shards)  # first: what it has not begun of an earlier window is not needed any more

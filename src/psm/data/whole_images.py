@@ -41,15 +41,31 @@ class WholeImages:
 
     dtype = np.dtype(np.uint8)
 
-    def __init__(self, images: CachedWhole, size: int):
+    def __init__(self, images: CachedWhole, size: int, rows: np.ndarray | None = None):
+        """Wrap images.
+
+        Args:
+            images: the whole images.
+            size: side of the squares.
+            rows: (N,) which of them; None: all.
+        """
         self.images, self.size = images, size
-        self.shape = (len(images), 3, size, size)
+        self.rows = np.arange(len(images)) if rows is None else rows
+        self.shape = (len(self.rows), 3, size, size)
 
     def __len__(self) -> int:
-        return len(self.images)
+        return len(self.rows)
+
+    def whole(self, index: int) -> np.ndarray:
+        """A whole image, (H, W, 3)."""
+        return self.images[int(self.rows[index])]
+
+    def select(self, rows: np.ndarray) -> "WholeImages":
+        """The images at these rows."""
+        return WholeImages(self.images, self.size, self.rows[rows])
 
     def __getitem__(self, index: int) -> np.ndarray:
-        image = self.images[index]
+        image = self.whole(index)
         height, width = image.shape[:2]
         side = min(height, width)
         return resized_box(image, ((height - side) // 2, (width - side) // 2, side, side), self.size)
@@ -75,7 +91,7 @@ class WholeImages:
         """Crops uint8 (B, V, 3, size, size) of whole images, their ids, and no failures."""
         batch = np.empty((len(ids), len(draws.scale), 3, size, size), dtype=np.uint8)
         for row, index in enumerate(ids.tolist()):
-            image = self.images[index]
+            image = self.whole(index)
             for view, box in enumerate(draws.boxes(row, *image.shape[:2])):
                 batch[row, view] = resized_box(image, box, size)
         return batch, ids, Failures()
@@ -88,7 +104,10 @@ class WholeImages:
     def report(self, failures: Failures) -> None:
         """Nothing: what could not be read was left out when the cache was built."""
 
-    def fetch(self, order: RandomOrder, window: int) -> None:
+    def check_ahead(self, ahead: int) -> None:
+        """Nothing: all images are here."""
+
+    def fetch(self, order: RandomOrder, window: int, ahead: int) -> None:
         """Nothing: all images are here."""
 
     def close(self) -> None:

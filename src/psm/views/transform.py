@@ -172,7 +172,7 @@ class Views:
         """Views of images, normalized.
 
         Args:
-            images: uint8 (B, 3, H, W).
+            images: uint8 (B, 3, H, W); or crops (views, B, 3, size, size) that were taken by ``params`` already.
             params: of as many images.
             channels_last: give the views, flattened to (views * B, 3, size, size), channels-last strides.
             weak: crop and flip alone.
@@ -181,7 +181,7 @@ class Views:
             float32 (views, B, 3, size, size).
         """
         if images.ndim == 5:
-            return self._apply_to_crops(images, params, channels_last)
+            return self._apply_to_crops(images, params, channels_last, weak)
         _check_images(images)
         if len(params) != len(images):
             raise UserError(
@@ -201,7 +201,7 @@ class Views:
                     view.copy_(self._normalize_(self._filter(cropped, view_params)))
         return views
 
-    def _apply_to_crops(self, crops: Tensor, params: AugmentParams, channels_last: bool) -> Tensor:
+    def _apply_to_crops(self, crops: Tensor, params: AugmentParams, channels_last: bool, weak: bool) -> Tensor:
         """Views of crops (views, B, 3, size, size) that were taken by the boxes of ``params`` already."""
         if crops.shape[:2] != params.flip.shape or crops.shape[3:] != (self.size, self.size):
             raise UserError(
@@ -209,7 +209,7 @@ class Views:
                 "pixels; give as many of that size."
             )
         flat = params.flatten().without_crop()
-        return self.apply(crops.flatten(0, 1), flat, channels_last).view(*crops.shape)
+        return self.apply(crops.flatten(0, 1), flat, channels_last, weak).view(*crops.shape)
 
     @torch.no_grad()
     def plain(self, images: Tensor) -> Tensor:
