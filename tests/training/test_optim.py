@@ -44,10 +44,10 @@ def test_it_is_fused_on_a_cpu_and_equals_the_plain_steps() -> None:
 def test_scaled_parameters_are_in_groups_of_their_own(name: str) -> None:
     net = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
     config = OptimConfig(name=name, weight_decay=1e-2, exclude_norm_bias=True)
-    plain = build_optimizer(net.parameters(), config, net[1].parameters(), 1.0)
+    plain = build_optimizer(net.parameters(), config, dict.fromkeys(net[1].parameters(), 1.0))
     assert [len(group["params"]) for group in plain.param_groups] == [2, 2]
     assert not any("lr_factor" in group for group in plain.param_groups)
-    groups = build_optimizer(net.parameters(), config, net[1].parameters(), 10.0).param_groups
+    groups = build_optimizer(net.parameters(), config, dict.fromkeys(net[1].parameters(), 10.0)).param_groups
     assert [group.get("lr_factor", 1.0) for group in groups] == [1.0, 1.0, 10.0, 10.0]
     assert [group["weight_decay"] for group in groups] == [1e-2, 0.0, 1e-2, 0.0]
     assert [p for group in groups for p in group["params"]] == [net[0].weight, net[0].bias, net[1].weight, net[1].bias]

@@ -14,6 +14,7 @@ from torch import nn
 import psm
 from psm.config.schema import PretrainConfig
 from psm.models.factory import create_encoder
+from psm.training.module import PretrainModule
 from psm.training.plan import RunPlan, activation_bytes, duration, forecast
 from psm.training.progress_bar import LINE_EVERY, POLL, ProgressBar, Status, clock_text, progress_line
 from psm.training.step_timer import StepTimer
@@ -143,7 +144,9 @@ def test_activations_of_a_convolution_are_counted() -> None:
 def test_a_long_run_on_a_cpu_names_the_key_that_shortens_it(
     encoder: Any, epochs: Any, device: Any, hours: Any, says: str
 ) -> None:
-    lines = forecast(hours * 3600, 85.0, PretrainConfig(encoder=encoder, epochs=epochs), device)
+    module = object.__new__(PretrainModule)
+    module.__dict__["config"] = PretrainConfig(encoder=encoder, epochs=epochs)
+    lines = forecast(hours * 3600, 85.0, module, device)
     assert lines[0].startswith("about ")
     assert "85 s a step" in lines[0]
     assert (says is None and len(lines) == 1) or says in lines[1]
@@ -171,6 +174,7 @@ class Stage:
             steps_per_epoch=steps_per_epoch,
             total_steps=epochs * steps_per_epoch,
             step_metrics={},
+            shorter=lambda seconds: "encoder=tiny",
         )
         self.bar.on_train_start(self.trainer, self.module)
         self.bar.on_train_epoch_start(self.trainer, self.module)
@@ -201,7 +205,7 @@ def test_without_a_terminal_a_line_comes_within_half_a_minute(monkeypatch: pytes
     assert stage.lines[-1] == "epoch 1/200 · step 0/2,400 · -:-- left"
     stage.step(85, loss=11.8, chance=12.1)
     assert "about 2.4 days to go, 85 s a step" in stage.lines
-    assert "that is long: preset=laptop is a small network on few, small images, for a CPU" in stage.lines
+    assert "that is long: encoder=tiny" in stage.lines
     stage.wait(30)
     assert stage.lines[-1].startswith("epoch 1/200 · step 2/2,400 · 3 img/s · loss 11.800 (chance 12.100) · ")
     assert stage.lines[-1].endswith("left")

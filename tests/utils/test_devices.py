@@ -16,8 +16,9 @@ from psm.mining.memory_bank import MemoryBank
 from psm.models.factory import create_encoder
 from psm.models.heads import prediction_head, projection_head
 from psm.models.siamese import SiameseNetworks
-from psm.training.module import RunningMean, step_loss
+from psm.training.module import step_loss
 from psm.training.optim import build_optimizer
+from psm.training.run_module import RunningMean
 from psm.utils.errors import UserError
 from psm.views.transform import Views
 

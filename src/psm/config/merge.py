@@ -17,7 +17,7 @@ from psm.utils.errors import UserError, did_you_mean
 
 __all__ = [
     *("build", "check_values", "flatten", "parse", "read_yaml", "refuse_call_keys", "rows", "to_dict", "to_yaml"),
-    *("Row", "resolved_config", "type_name", "value_at"),
+    *("Row", "resolve_as", "resolved_config", "stored_overrides", "type_name", "value_at"),
 ]
 
 T = TypeVar("T")
@@ -42,9 +42,19 @@ def build(schema: type[T], *overrides: Mapping[str, Any], base: Any = None) -> T
 
 
 def resolved_config(config: PretrainConfig, **groups: Any) -> ResolvedPretrainConfig:
-    """A run's settings: the user's with some groups or keys put in; nothing may be left to decide."""
-    given = {f.name: getattr(config, f.name) for f in fields(config)} | groups
-    resolved = ResolvedPretrainConfig(**given)
+    """The settings of a pretraining run: the user's with some groups or keys put in."""
+    return resolve_as(ResolvedPretrainConfig, config, **groups)
+
+
+def resolve_as(schema: type[T], config: Any, **groups: Any) -> T:
+    """A run's settings: the user's with some groups or keys put in; nothing may be left to decide.
+
+    Args:
+        schema: the class of resolved settings.
+        config: the user's, with the same fields.
+        groups: what replaces them.
+    """
+    resolved = schema(**{f.name: getattr(config, f.name) for f in fields(config)} | groups)
     for row in rows(resolved):
         if row.resolvable and value_at(resolved, row.key) is None:
             raise UserError(f"{row.key} is missing in the settings of a run: {row.meaning}.")
@@ -168,6 +178,13 @@ def refuse_call_keys(content: Mapping[str, Any], source: str) -> Mapping[str, An
                 f"{source} sets {name}, which is about one call: remove it there and give {name}= with the command."
             )
     return content
+
+
+def stored_overrides(config: str | Path | Mapping[str, Any] | None) -> list[Mapping[str, Any]]:
+    """The content of ``config=`` of a Python call, a file or a mapping, as a list of at most one."""
+    if isinstance(config, (str, Path)):
+        return [refuse_call_keys(read_yaml(config), f"config={config}")]
+    return [refuse_call_keys(config, "config=")] if config else []
 
 
 def to_yaml(config: Any) -> str:

@@ -196,6 +196,9 @@ class SaveConfig:
     every_steps: int | None = key(
         None, "write the checkpoint every so many steps too, not only after each epoch", at_least=1
     )
+    every_epochs: int | None = key(
+        None, "write the checkpoint only every so many epochs, and after the last; none: after each", at_least=1
+    )
     snapshots: int | None = key(None, "keep a copy of the checkpoint every so many epochs", at_least=1)
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from psm.config.merge import build, read_yaml, resolved_config, to_yaml
 from psm.config.schema import PretrainConfig, ResolvedPretrainConfig
@@ -12,8 +12,10 @@ from psm.utils.errors import UserError
 from psm.utils.files import write_text_atomically
 from psm.utils.run_folder import RunFolder
 
+T = TypeVar("T")
 
-def save_run_config(run: RunFolder, config: ResolvedPretrainConfig) -> None:
+
+def save_run_config(run: RunFolder, config: Any) -> None:
     """Write config.yaml, whose last line is a comment with its checksum."""
     write_text_atomically(run.config, seal_text(to_yaml(config)))
 
@@ -26,10 +28,12 @@ def load_run_config(source: RunFolder | Mapping[str, Any]) -> ResolvedPretrainCo
     """
     if isinstance(source, RunFolder):
         _refuse_damage(source)
-        stored = read_yaml(source.config)
-    else:
-        stored = source["psm"]["config"]
-    return resolved_config(build(PretrainConfig, stored))
+    return resolved_config(stored_config(source, PretrainConfig))
+
+
+def stored_config(source: RunFolder | Mapping[str, Any], schema: type[T]) -> T:
+    """The configuration of a run as a user would give it."""
+    return build(schema, read_yaml(source.config) if isinstance(source, RunFolder) else source["psm"]["config"])
 
 
 def run_folder_of(file: Path) -> Path:

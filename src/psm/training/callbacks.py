@@ -11,12 +11,10 @@ import lightning
 import torch
 from lightning.pytorch.callbacks import Checkpoint
 
-from psm.data import ImageDataset
-from psm.mining.purity import SERVED, finalize
-from psm.training.health import HEALTH, divergence, feature_health, health_warnings
-from psm.training.module import PretrainModule
-from psm.training.online_scores import online_score_names, online_scores
+from psm.training.health import divergence
+from psm.training.measures import Measures
 from psm.training.progress_bar import ProgressBar
+from psm.training.run_module import RunModule
 from psm.utils.errors import Diverged
 from psm.utils.files import append_line, read_lines
 from psm.utils.run_folder import RunFolder
@@ -24,10 +22,9 @@ from psm.utils.run_folder import RunFolder
 log = logging.getLogger("psm")
 
 
-def metric_names(module: PretrainModule, data: ImageDataset) -> list[str]:
+def metric_names(module: RunModule, measures: Measures[Any]) -> list[str]:
     """Every metric that callbacks may monitor, as in metrics.jsonl."""
-    means = [name for name in module.epoch_mean.names if name != SERVED]
-    return [*means, "lr", *HEALTH, *online_score_names(module, data), "images_per_second", "seconds"]
+    return [*measures.names(module), "lr", "images_per_second", "seconds"]
 
 
 class MetricsCallback(lightning.Callback):
@@ -37,21 +34,21 @@ class MetricsCallback(lightning.Callback):
     metrics.jsonl. Between epochs ``callback_metrics["loss"]`` is the loss of the latest step.
     """
 
-    def __init__(self, run: RunFolder, data: ImageDataset, bar: ProgressBar | None):
-        self.run, self.data, self.bar = run, data, bar
+    def __init__(self, run: RunFolder, measures: Measures[Any], bar: ProgressBar | None):
+        self.run, self.measures, self.bar = run, measures, bar
         self.history: list[dict[str, Any]] = []
         self.warned: set[str] = set()
 
-    def on_train_start(self, trainer: lightning.Trainer, module: PretrainModule) -> None:  # type: ignore[override]
+    def on_train_start(self, trainer: lightning.Trainer, module: RunModule) -> None:  # type: ignore[override]
         self.history = read_lines(self.run.metrics)
         # A resumed run may start within an epoch, where on_train_epoch_start is not called.
         self.on_train_epoch_start(trainer, module)
 
-    def on_train_epoch_start(self, trainer: lightning.Trainer, module: PretrainModule) -> None:  # type: ignore[override]
+    def on_train_epoch_start(self, trainer: lightning.Trainer, module: RunModule) -> None:  # type: ignore[override]
         self.epoch_started, self.epoch_first_step = time.perf_counter(), trainer.global_step
 
     def on_train_batch_end(  # type: ignore[override]
-        self, trainer: lightning.Trainer, module: PretrainModule, outputs: Any, batch: Any, batch_idx: int
+        self, trainer: lightning.Trainer, module: RunModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         trainer.callback_metrics["loss"] = module.step_metrics["loss"]  # a tensor on the device: no host sync
         step = trainer.global_step
@@ -60,11 +57,11 @@ class MetricsCallback(lightning.Callback):
             stop_unless_finite(loss, trainer)
             self._send_to_loggers(trainer, {"loss": loss, "lr": module.learning_rate(step - 1)}, step)
 
-    def on_train_epoch_end(self, trainer: lightning.Trainer, module: PretrainModule) -> None:  # type: ignore[override]
+    def on_train_epoch_end(self, trainer: lightning.Trainer, module: RunModule) -> None:  # type: ignore[override]
         record = self._measure(trainer, module)
         module.epoch_mean.reset()
-        if trainer.is_global_zero and self._scores_due(record["epoch"], module):
-            record |= online_scores(module, self.data)
+        if trainer.is_global_zero:
+            record |= self.measures.score(module, record["epoch"])
         # Rank 0 scores the encoder; a callback that stops the run must decide alike on every rank.
         record = trainer.strategy.broadcast(record) if trainer.world_size > 1 else record
         self.history.append(record)
@@ -76,8 +73,8 @@ class MetricsCallback(lightning.Callback):
         metrics = {k: torch.tensor(float(v)) for k, v in record.items() if k not in ("epoch", "step")}
         trainer.callback_metrics.update(metrics)
 
-    def _measure(self, trainer: lightning.Trainer, module: PretrainModule) -> dict[str, Any]:
-        """The epoch's record but for the online scores."""
+    def _measure(self, trainer: lightning.Trainer, module: RunModule) -> dict[str, Any]:
+        """The epoch's record but for what rank 0 scores."""
         seconds = time.perf_counter() - self.epoch_started
         steps = trainer.global_step - self.epoch_first_step
         means = module.epoch_mean.means()
@@ -85,9 +82,8 @@ class MetricsCallback(lightning.Callback):
         return {
             "epoch": trainer.current_epoch + 1,
             "step": trainer.global_step,
-            **finalize(means),
+            **self.measures.measure(module, means),
             "lr": module.learning_rate(trainer.global_step - 1),
-            **feature_health(module.outputs.features, module.outputs.projection),
             "images_per_second": steps * module.config.batch_size / seconds,
             "seconds": seconds,
         }
@@ -95,17 +91,13 @@ class MetricsCallback(lightning.Callback):
     def _report(self, record: dict[str, Any]) -> None:
         """Log the record, warn once of each kind of trouble, and show the epoch."""
         log.info("epoch %d: %s", record["epoch"], {k: round(v, 4) for k, v in record.items() if k != "epoch"})
-        for sentence in health_warnings(self.history):
+        for sentence in self.measures.warnings(self.history):
             kind = sentence.partition(":")[0]
             if kind not in self.warned:
                 log.warning(sentence)
             self.warned.add(kind)
         if self.bar:
             self.bar.show_epoch(record)
-
-    @staticmethod
-    def _scores_due(epoch: int, module: PretrainModule) -> bool:
-        return epoch % module.config.monitor.every == 0 or epoch == module.config.epochs
 
     @staticmethod
     def _send_to_loggers(trainer: lightning.Trainer, metrics: Mapping[str, float], step: int) -> None:
@@ -124,25 +116,26 @@ class CheckpointCallback(Checkpoint):
         self.run = run
 
     def on_train_batch_end(  # type: ignore[override]
-        self, trainer: lightning.Trainer, module: PretrainModule, outputs: Any, batch: Any, batch_idx: int
+        self, trainer: lightning.Trainer, module: RunModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         step, every = trainer.global_step, module.config.save.every_steps
         if every and step % every == 0 and step % module.steps_per_epoch:  # the epoch's end saves anyway
             stop_unless_finite(module.epoch_mean.means()["loss"], trainer)
             self.save(trainer, module)
 
-    def save(self, trainer: lightning.Trainer, module: PretrainModule) -> None:
+    def save(self, trainer: lightning.Trainer, module: RunModule) -> None:
         """Replace last.ckpt by the state after the latest step."""
         self._save(trainer, module, self.run.checkpoint)
 
-    def on_train_epoch_end(self, trainer: lightning.Trainer, module: PretrainModule) -> None:  # type: ignore[override]
-        self.save(trainer, module)
-        epoch, every = trainer.current_epoch + 1, module.config.save.snapshots
-        if every and epoch % every == 0:
+    def on_train_epoch_end(self, trainer: lightning.Trainer, module: RunModule) -> None:  # type: ignore[override]
+        save, epoch = module.config.save, trainer.current_epoch + 1
+        if epoch % (save.every_epochs or 1) == 0 or epoch == module.config.epochs or trainer.should_stop:
+            self.save(trainer, module)
+        if save.snapshots and epoch % save.snapshots == 0:
             self._save(trainer, module, self.run.snapshot(epoch))
 
     @staticmethod
-    def _save(trainer: lightning.Trainer, module: PretrainModule, path: Path) -> None:
+    def _save(trainer: lightning.Trainer, module: RunModule, path: Path) -> None:
         """Replace the checkpoint, unless a weight is NaN or infinite."""
         norms = torch.stack(torch._foreach_norm([x.detach().float() for x in module.networks.parameters()]))
         if not torch.isfinite(norms.sum()):

@@ -11,7 +11,7 @@ from lightning.fabric.plugins.environments import (
     TorchElasticEnvironment,
 )
 
-from psm.config.schema import PretrainConfig
+from psm.config.run_settings import Placement
 from psm.training.distributed import CHILD
 from psm.utils.errors import UserError
 
@@ -47,7 +47,7 @@ class Launch:
         return environment.main_address, environment.main_port
 
 
-def find_launch(config: PretrainConfig, variables: Mapping[str, str] = os.environ) -> Launch:
+def find_launch(config: Placement, variables: Mapping[str, str] = os.environ) -> Launch:
     """How this process was started.
 
     SLURM's tasks form one run unless the run asks for one device on one node: then each task is a run of its own.
@@ -70,7 +70,7 @@ def find_launch(config: PretrainConfig, variables: Mapping[str, str] = os.enviro
     return Launch()
 
 
-def _by_hand(config: PretrainConfig, variables: Mapping[str, str]) -> Launch:
+def _by_hand(config: Placement, variables: Mapping[str, str]) -> Launch:
     """One process on each node, which starts the others there."""
     missing = [name for name in ("MASTER_ADDR", "MASTER_PORT", "NODE_RANK") if name not in variables]
     if missing:
@@ -81,7 +81,7 @@ def _by_hand(config: PretrainConfig, variables: Mapping[str, str]) -> Launch:
     return Launch("by hand", int(variables["NODE_RANK"]), None, config.num_nodes)
 
 
-def _checked(launch: Launch, config: PretrainConfig) -> Launch:
+def _checked(launch: Launch, config: Placement) -> Launch:
     if config.devices not in ("auto", "-1", str(launch.devices)):
         raise UserError(
             f"devices={config.devices}, but {launch.launcher} started {launch.devices} processes on a node: leave "

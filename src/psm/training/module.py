@@ -1,17 +1,14 @@
 """One training step as a Lightning module: views, networks, loss, optimizer, EMA target update, bank update."""
 
-from dataclasses import asdict, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import lightning
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from psm.config import merge as settings
+from psm.config.presets import LAPTOP
 from psm.config.schema import ResolvedPretrainConfig
 from psm.data import ImageStore
-from psm.data.loader import Batch, BatchLoader, rank_slice
-from psm.data.stream_loader import StreamLoader, decode_workers
+from psm.data.loader import Batch
 from psm.losses.method_loss import method_loss
 from psm.methods.spec import MethodSpec
 from psm.mining.memory_bank import MemoryBank
@@ -20,50 +17,16 @@ from psm.mining.purity import purity
 from psm.models.outputs import Embeddings
 from psm.models.pretrained import EncoderInfo
 from psm.models.siamese import SiameseNetworks
-from psm.training.distributed import gather, sync_batchnorm
+from psm.training.distributed import gather
 from psm.training.online_probe import LR as PROBE_LR
 from psm.training.online_probe import OnlineProbe
-from psm.training.optim import adapt_loaded_state, build_optimizer
-from psm.training.user_callbacks import plain_states
+from psm.training.optim import build_optimizer
+from psm.training.run_module import RunModule
 from psm.utils.devices import without_autocast
 from psm.utils.errors import UserError
 from psm.utils.schedule import learning_rate, target_momentum
 from psm.utils.seeding import derived_seed, generator, seed_networks
-from psm.views.transform import AugmentParams, Views
-
-
-class RunningMean(nn.Module):
-    """Mean of each metric over an epoch. Sums stay on the device (no host sync) and are saved in the checkpoint."""
-
-    total: Tensor
-    count: Tensor
-
-    def __init__(self, names: tuple[str, ...]):
-        super().__init__()
-        self.names = names
-        self.register_buffer("total", torch.zeros(len(names)))
-        self.register_buffer("count", torch.zeros((), dtype=torch.long))
-
-    @torch.no_grad()
-    def update(self, metrics: dict[str, Tensor]) -> None:
-        """Add one step's metrics, scalars on the device."""
-        self.total += torch.stack([metrics[name].float() for name in self.names])
-        self.count += 1
-
-    def _apply(self, function: Any, recurse: bool = True) -> "RunningMean":
-        """Move to a device but keep float32: a half-precision sum would lose digits."""
-        total = self.total
-        super()._apply(function, recurse)
-        self.total = total.to(self.total.device)
-        return self
-
-    def means(self) -> dict[str, float]:
-        """The mean of every metric since the last reset; waits for the device."""
-        return dict(zip(self.names, (self.total / self.count).tolist(), strict=True))
-
-    def reset(self) -> None:
-        self.total.zero_()
-        self.count.zero_()
+from psm.views.transform import Views
 
 
 class StepOutputs(NamedTuple):
@@ -119,8 +82,11 @@ def step_loss(
     return loss, metrics, StepOutputs(features.detach(), joined.projection.detach(), joined.key[1].detach(), ids)
 
 
-class PretrainModule(lightning.LightningModule):
-    """Owns the networks and the memory bank. Every random draw is a function of the seed and the step."""
+class PretrainModule(RunModule):
+    """Owns the networks and the memory bank."""
+
+    config: ResolvedPretrainConfig
+    networks: SiameseNetworks
 
     def __init__(
         self,
@@ -132,24 +98,17 @@ class PretrainModule(lightning.LightningModule):
         info: EncoderInfo,
         channels_last: bool = False,
     ):
-        super().__init__()
+        metrics = ("loss", *method.metric_names, *(PURITY if config.monitor.purity else ()))
+        super().__init__(networks, config, images, views, info, metrics, channels_last)
         self.labels: Tensor | None
-        self.networks = networks
         self.method = method
-        self.config = config
-        self.info = info
         bank = method.bank
         self.bank = MemoryBank(bank.size, config.heads.out_dim, bank.index) if method.needs_bank else None
-        self.epoch_mean = RunningMean(("loss", *method.metric_names, *(PURITY if config.monitor.purity else ())))
         # Labels serve the purity metric and the online probe only; the networks never see them.
         needs_labels = config.monitor.purity or config.monitor.linear
         self.register_buffer("labels", images.labels if needs_labels else None, persistent=False)
         self.probe = self._build_probe() if config.monitor.linear else None
-        self.channels_last = channels_last
-        self.views = views
-        self.images = images
         self.outputs: StepOutputs  # of the latest step
-        self.step_metrics: dict[str, Tensor] = {}  # of the latest step, on the device
         # The bank is equal on all ranks by construction; without this DDP would broadcast it at every step.
         ignored = [] if self.probe is None else [f"probe.{name}" for name, _ in self.probe.named_buffers()]
         self._ddp_params_and_buffers_to_ignore = ["bank.rows", "bank.ids", "labels", *ignored]
@@ -159,108 +118,58 @@ class PretrainModule(lightning.LightningModule):
         return OnlineProbe(self.info.width, int(self.labels.max()) + 1)
 
     @property
-    def steps_per_epoch(self) -> int:
-        """Full batches in an epoch; the images left over are other ones each time."""
-        return len(self.images) // self.config.batch_size
+    def task(self) -> str:
+        return self.config.method
 
     @property
-    def total_steps(self) -> int:
-        """Steps of the whole run."""
-        return self.config.epochs * self.steps_per_epoch
+    def view_count(self) -> int:
+        return self.config.views.count
+
+    @property
+    def forward_chunk(self) -> int | None:
+        return self.config.grad_cache_chunk
+
+    def shorter(self, seconds: float) -> str:
+        config = self.config
+        if config.preset != LAPTOP.name and (config.encoder, config.epochs) == ("resnet18", 200):
+            return f"preset={LAPTOP.name} is {LAPTOP.about}"
+        if config.encoder not in ("tiny", "custom"):
+            return "encoder=tiny trains a small network that suits a CPU"
+        return super().shorter(seconds)
+
+    @property
+    def memory_advice(self) -> str:
+        return "a smaller batch_size, a grad_cache_chunk below it or a smaller images.size"
 
     def setup(self, stage: str) -> None:
         device = self.trainer.strategy.root_device.type
         if self.bank is not None and self.bank.index is not None and device != "cpu":
             raise UserError(f"bank.index=faiss searches on a CPU, and this run is on {device}: leave bank.index out.")
-        # Lightning converts after restoring a checkpoint, which would round the restored weights; so convert now.
-        self.trainer.precision_plugin.convert_module(self)
+        super().setup(stage)
         self.networks.average_in_float32()
         averages = [name for name, _ in self.named_buffers() if name.startswith("networks.target_average.")]
         self._ddp_params_and_buffers_to_ignore += averages
-        if self.trainer.world_size > 1 and self.config.sync_batchnorm:
-            sync_batchnorm(self.networks, self.trainer.strategy.root_device)
-
-    def train_dataloader(self) -> BatchLoader | StreamLoader:
-        trainer = self.trainer
-        if self.images.streamed is not None:
-            return StreamLoader(
-                self.images.streamed,
-                self.config.batch_size,
-                self.config.seed,
-                draws=lambda step: self._params(step, "cpu").crop_draws(self.views.settings.crop_ratio),
-                size=self.views.size,
-                step=lambda: trainer.global_step,
-                rank=trainer.global_rank,
-                world=trainer.world_size,
-                device=trainer.strategy.root_device,
-                workers=decode_workers(self.config.images.workers, trainer.world_size // trainer.num_nodes),
-            )
-        return BatchLoader(
-            self.images,
-            self.config.batch_size,
-            self.config.seed,
-            step=lambda: trainer.global_step,
-            rank=trainer.global_rank,
-            world=trainer.world_size,
-            device=trainer.strategy.root_device,
-        )
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         predictor = self.networks.predictor
+        factor = self.method.predictor.lr_factor
         return build_optimizer(
             (p for p in self.networks.parameters() if p.requires_grad),
             self.config.optim,
-            scaled=() if predictor is None else predictor.parameters(),
-            lr_factor=self.method.predictor.lr_factor,
+            {} if predictor is None else dict.fromkeys(predictor.parameters(), factor),
         )
-
-    def on_train_start(self) -> None:
-        adapt_loaded_state(self.trainer.optimizers[0])
-        self._set_learning_rate(self.trainer.global_step)
-
-    def learning_rate(self, step: int) -> float:
-        """The learning rate of a step (counted from 0)."""
-        optim, steps = self.config.optim, self.total_steps
-        return learning_rate(step, steps, round(optim.warmup * steps), optim.lr, optim.warmup_lr)
-
-    def _set_learning_rate(self, step: int) -> None:
-        """Set the rate of the step that comes next. Callbacks of that step see it, as with a Lightning scheduler."""
-        for group in self.trainer.optimizers[0].param_groups:
-            group["lr"] = self.learning_rate(step) * group.get("lr_factor", 1.0)
-
-    def description(self) -> dict[str, Any]:
-        """The run's configuration and data, stored in every checkpoint."""
-        return {
-            "config": settings.to_dict(self.config),
-            "encoder_info": asdict(self.info),
-            "images": len(self.images),
-            "names": self.images.names_checksum,
-        }
-
-    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        self.info = replace(self.info, epoch=self.trainer.global_step // self.steps_per_epoch)
-        # A callback such as EarlyStopping has asked for the end: the run counts as finished.
-        checkpoint["psm"] = self.description() | {"stopped_early": self.trainer.should_stop}
-        checkpoint["callbacks"] = plain_states(checkpoint.get("callbacks", {}))
 
     def make_views(self, batch: Batch) -> tuple[Tensor, Tensor | None]:
         """Views (V, B, 3, H, W) of this rank's images, with parameters drawn for the global batch.
 
         And what the target network sees of them, where that differs (``target.views=weak``).
         """
-        params = self._params(batch.step, self.device)
+        params = self.view_params(batch.step, self.device)
         views = self.views.apply(batch.images, params, channels_last=self.channels_last).to(self.dtype)
         if self.method.target.views == "same":
             return views, None
         weak = self.views.apply(batch.images, params, channels_last=self.channels_last, weak=True)
         return views, weak.to(self.dtype)
-
-    def _params(self, step: int, device: torch.device | str) -> AugmentParams:
-        """The augmentation parameters of this rank's images at a step, drawn for the global batch."""
-        size = self.config.batch_size
-        rows = rank_slice(size, self.trainer.global_rank, self.trainer.world_size)
-        numbers = generator(self.config.seed, "views", step)
-        return self.views.sample_params(size, numbers, self.config.views.count, rows=rows, device=device)
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         seed, step = self.config.seed, batch.step
@@ -301,16 +210,10 @@ class PretrainModule(lightning.LightningModule):
             return {}
         return purity(self.bank, self.outputs.keys, self.outputs.ids, self.labels, self.method.bank.allow_self)
 
-    def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
-        """Update the weights, then the EMA target, then the bank (both directions of the loss are computed by now).
-
-        Not in a hook of the module: Lightning runs callbacks first, and one that saves a checkpoint after the step
-        would miss these updates.
-        """
-        super().optimizer_step(*args, **kwargs)
+    def after_update(self) -> None:
+        """Update the EMA target, then the bank: both directions of the loss are computed by now."""
         target = self.method.target
         step = self.trainer.global_step  # Lightning counts this step after it
         self.networks.update_target(target_momentum(step, self.total_steps, target.momentum, target.schedule))
         if self.bank is not None:
             self.bank.enqueue(self.outputs.keys, self.outputs.ids)
-        self._set_learning_rate(self.trainer.global_step + 1)

@@ -1,7 +1,8 @@
 """Optimizers by name: SGD, AdamW and LARS, with their defaults, groups and settings."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -85,8 +86,7 @@ def state_tensors(config: OptimConfig) -> int:
 def build_optimizer(
     parameters: Iterable[nn.Parameter],
     config: OptimConfig,
-    scaled: Iterable[nn.Parameter] = (),
-    lr_factor: float = 1.0,
+    lr_factors: Mapping[nn.Parameter, float] = MappingProxyType({}),
 ) -> torch.optim.Optimizer:
     """The optimizer that the configuration names.
 
@@ -96,13 +96,16 @@ def build_optimizer(
     Args:
         parameters: all that are trained.
         config: of the optimizer.
-        scaled: those of them with a learning rate of their own; in groups of their own if the factor is not 1.
-        lr_factor: their learning rate over that of the others, which whoever sets the rates reads from the group.
+        lr_factors: learning rates of some of them over that of the others; whoever sets the rates reads the factor,
+            ``lr_factor``, from the group.
     """
     parameters = list(parameters)
-    own = [] if lr_factor == 1 else list(scaled)
-    others = [p for p in parameters if all(p is not other for other in own)]
-    groups = _groups(others, config) + [group | {"lr_factor": lr_factor} for group in _groups(own, config)]
+    factors = dict.fromkeys([1.0, *(lr_factors.get(p, 1.0) for p in parameters)])
+    groups: list[dict[str, Any]] = []
+    for factor in factors:
+        members = [p for p in parameters if lr_factors.get(p, 1.0) == factor]
+        own = {} if factor == 1 else {"lr_factor": factor}
+        groups += [group | own for group in _groups(members, config)]
     fused = parameters[0].device.type == "cpu" and config.clip is None
     optimizer = find_optimizer(config.name).build(groups, config, fused)
     if optimizer.defaults.get("fused"):

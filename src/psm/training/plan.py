@@ -9,16 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from psm.config.keys import show
-from psm.config.presets import LAPTOP
-from psm.config.schema import ResolvedPretrainConfig
 from psm.data import ImageStore
-from psm.training.module import PretrainModule
 from psm.training.optim import state_tensors
+from psm.training.run_module import HOUR, RunModule
 from psm.utils.resources import available_memory
 
 log = logging.getLogger("psm")
 
-HOUR = 3600.0
 _BASE_BYTES = 0.4e9  # the interpreter with torch and Lightning loaded
 
 
@@ -29,7 +26,7 @@ class RunPlan:
     data: str
     images: int
     size: int
-    method: str
+    task: str
     encoder: str
     parameters: int
     epochs: int
@@ -38,24 +35,25 @@ class RunPlan:
     device: str
     memory_bytes: float | None
     free_bytes: float | None = None  # that this process may take in all, where that is known
+    memory_advice: str = "a smaller batch_size"
 
     def lines(self) -> list[str]:
         """The plan as it is printed before the first step."""
         memory = "" if self.memory_bytes is None else f", about {self.memory_bytes / 1e9:,.1f} GB of memory"
         lines = [
-            f"{self.images:,} images of {self.size} x {self.size} pixels from {self.data} · {self.method} with "
+            f"{self.images:,} images of {self.size} x {self.size} pixels from {self.data} · {self.task} with "
             f"{self.encoder} ({_count(self.parameters)} parameters)",
             f"{self.epochs:,} epochs, {self.steps:,} steps of {self.batch_size:,} images on {self.device}{memory}",
         ]
         if self.memory_bytes is not None and self.free_bytes is not None and self.memory_bytes > self.free_bytes:
             lines.append(
                 f"only {self.free_bytes / 1e9:,.1f} GB of memory are free, and the system may end a run that takes "
-                "more: a smaller batch_size, a grad_cache_chunk below it or a smaller images.size needs less"
+                f"more: {self.memory_advice} needs less"
             )
         return lines
 
 
-def make_plan(trainer: lightning.Trainer, module: PretrainModule) -> RunPlan:
+def make_plan(trainer: lightning.Trainer, module: RunModule) -> RunPlan:
     """The plan of a run that is about to start."""
     config, device = module.config, trainer.strategy.root_device
     threads = torch.get_num_threads()
@@ -64,32 +62,25 @@ def make_plan(trainer: lightning.Trainer, module: PretrainModule) -> RunPlan:
         data=show(config.data),
         images=len(module.images),
         size=module.views.size,
-        method=config.method,
+        task=module.task,
         encoder=config.encoder,
-        parameters=sum(p.numel() for p in module.networks.encoder.parameters()),
+        parameters=sum(p.numel() for p in module.encoder.parameters()),
         epochs=config.epochs,
         steps=module.total_steps,
         batch_size=config.batch_size,
         device=where if trainer.world_size == 1 else f"{trainer.world_size} x {where}",
         memory_bytes=estimate_memory(module, trainer.world_size),
         free_bytes=available_memory() if device.type == "cpu" else None,
+        memory_advice=module.memory_advice,
     )
 
 
-def forecast(seconds: float, seconds_per_step: float, config: ResolvedPretrainConfig, device_type: str) -> list[str]:
+def forecast(seconds: float, seconds_per_step: float, module: RunModule, device_type: str) -> list[str]:
     """How long the run will take from now on; above an hour on a CPU also the key that shortens it."""
     lines = [f"about {duration(seconds)} to go, {seconds_per_step:.2g} s a step"]
     if device_type == "cpu" and seconds > HOUR:
-        lines.append(f"that is long: {_shorter(config, seconds)}")
+        lines.append(f"that is long: {module.shorter(seconds)}")
     return lines
-
-
-def _shorter(config: ResolvedPretrainConfig, seconds: float) -> str:
-    if config.preset != LAPTOP.name and (config.encoder, config.epochs) == ("resnet18", 200):
-        return f"preset={LAPTOP.name} is {LAPTOP.about}"
-    if config.encoder not in ("tiny", "custom"):
-        return "encoder=tiny trains a small network that suits a CPU"
-    return f"epochs={max(1, int(config.epochs * HOUR / seconds))} would take an hour"
 
 
 def duration(seconds: float) -> str:
@@ -103,23 +94,24 @@ def duration(seconds: float) -> str:
     return f"{hours:.1f} hours" if hours < 48 else f"{hours / 24:.1f} days"
 
 
-def estimate_memory(module: PretrainModule, world_size: int) -> float | None:
+def estimate_memory(module: RunModule, world_size: int) -> float | None:
     """Bytes that a process will need at its peak, to within some tens of percent; None if it cannot be estimated."""
     nets, config = module.networks, module.config
-    per_image = activation_bytes(nets.encoder, module.views.size)
+    encoder_learns = any(p.requires_grad for p in module.encoder.parameters())
+    per_image = activation_bytes(module.encoder, module.views.size) if encoder_learns else 0.0
     if per_image is None:
         return None
     local = config.batch_size // world_size
-    chunk = min(config.grad_cache_chunk or local, local)
+    chunk = min(module.forward_chunk or local, local)
     weights = sum(_bytes(p) for p in nets.parameters())
     learned = sum(_bytes(p) for p in nets.parameters() if p.requires_grad)
-    views = config.views.count * local * 3 * module.views.size**2 * 4
-    bank = sum(_bytes(b) for b in module.bank.buffers()) if module.bank is not None else 0
+    views = module.view_count * local * 3 * module.views.size**2 * 4
+    of_networks = {id(b) for b in nets.buffers()}
+    bank = sum(_bytes(b) for b in module.buffers() if id(b) not in of_networks)
     images = _store_bytes(module.images)
     optimizer = state_tensors(config.optim) * learned
-    return (
-        _BASE_BYTES + weights + learned + optimizer + 2 * views + bank + images + config.views.count * chunk * per_image
-    )
+    activations = module.view_count * chunk * per_image
+    return _BASE_BYTES + weights + learned + optimizer + 2 * views + bank + images + activations
 
 
 def activation_bytes(encoder: nn.Module, size: int) -> float | None:

@@ -10,7 +10,7 @@ from lightning.pytorch.callbacks import Checkpoint
 
 from psm.training.callbacks import CheckpointCallback
 from psm.training.distributed import AnyRank
-from psm.training.module import PretrainModule
+from psm.training.run_module import RunModule
 from psm.utils.errors import Preempted
 
 SIGNALS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGUSR1") if hasattr(signal, name))
@@ -45,7 +45,7 @@ class PreemptionCallback(Checkpoint):
             raise Preempted(number)
 
     def on_train_batch_end(  # type: ignore[override]
-        self, trainer: lightning.Trainer, module: PretrainModule, outputs: Any, batch: Any, batch_idx: int
+        self, trainer: lightning.Trainer, module: RunModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         asked = self.any_rank(self.received is not None, module.device)
         if not asked:
@@ -55,6 +55,6 @@ class PreemptionCallback(Checkpoint):
             self.checkpoint.save(trainer, module)
             raise Preempted(self.received)
 
-    def on_train_epoch_end(self, trainer: lightning.Trainer, module: PretrainModule) -> None:  # type: ignore[override]
+    def on_train_epoch_end(self, trainer: lightning.Trainer, module: RunModule) -> None:  # type: ignore[override]
         if self.received is not None and trainer.global_step < module.total_steps and trainer.world_size == 1:
             raise Preempted(self.received)

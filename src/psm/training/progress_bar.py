@@ -13,8 +13,8 @@ from rich.console import Console
 from rich.progress import Progress, ProgressColumn, Task
 from rich.text import Text
 
-from psm.training.module import PretrainModule
 from psm.training.plan import forecast, make_plan
+from psm.training.run_module import RunModule
 from psm.training.step_timer import StepTimer
 from psm.utils.progress import clock_text
 
@@ -26,7 +26,7 @@ POLL = 1.0
 FORECAST_STEPS, FORECAST_SECONDS = 3, 20.0  # timed before the forecast is shown, whichever comes first
 _SHORTEST_BAR = 10
 # What a narrow line leaves out, in this order. The time left stays whatever the width.
-_DROP_ORDER = ("rate", "step", "chance", "linear", "knn", "loss", "epoch")
+_DROP_ORDER = ("rate", "step", "chance", "linear", "knn", "validation", "loss", "epoch")
 
 
 @dataclass(frozen=True)
@@ -43,6 +43,7 @@ class Status:
     chance: float | None = None  # the loss of guessing among all candidates; it grows as the bank fills
     knn: float | None = None  # top-1 in percent
     linear: float | None = None  # top-1 in percent, of the online probe
+    validation: float | None = None  # top-1 in percent
 
 
 def progress_line(status: Status, width: int | None = None) -> str:
@@ -67,6 +68,7 @@ def _parts(status: Status, dropped: set[str]) -> list[str]:
         "loss": loss,
         "knn": f"kNN {status.knn:.1f} %" if status.knn is not None else None,
         "linear": f"linear {status.linear:.1f} %" if status.linear is not None else None,
+        "validation": f"validation {status.validation:.1f} %" if status.validation is not None else None,
         "left": f"{clock_text(status.left)} left",
     }
     return [text for name, text in parts.items() if text and name not in dropped]
@@ -92,7 +94,7 @@ class ProgressBar(lightning.Callback):
         self.loss: dict[str, float] = {}
         self.forecast_shown = False
 
-    def on_train_start(self, trainer: lightning.Trainer, module: PretrainModule) -> None:  # type: ignore[override]
+    def on_train_start(self, trainer: lightning.Trainer, module: RunModule) -> None:  # type: ignore[override]
         if not trainer.is_global_zero:
             return
         self.module = module
@@ -112,13 +114,13 @@ class ProgressBar(lightning.Callback):
         else:
             self.heartbeat = _Heartbeat(self.print_if_due)
 
-    def on_train_epoch_start(self, trainer: lightning.Trainer, module: PretrainModule) -> None:  # type: ignore[override]
+    def on_train_epoch_start(self, trainer: lightning.Trainer, module: RunModule) -> None:  # type: ignore[override]
         if trainer.is_global_zero:
             self.epoch = trainer.current_epoch + 1
             self.timer.start_epoch()
 
     def on_train_batch_end(  # type: ignore[override]
-        self, trainer: lightning.Trainer, module: PretrainModule, outputs: Any, batch: Any, batch_idx: int
+        self, trainer: lightning.Trainer, module: RunModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         if not trainer.is_global_zero:
             return
@@ -131,7 +133,7 @@ class ProgressBar(lightning.Callback):
 
     def show_epoch(self, record: dict[str, Any]) -> None:
         """Show a finished epoch's means."""
-        self.scores |= {name: record[name] for name in ("knn", "linear") if name in record}
+        self.scores |= {name: record[name] for name in ("knn", "linear", "validation") if name in record}
         self.loss = {name: record[name] for name in ("loss", "chance") if name in record}
         if self.bar is not None:
             self.bar.update(self.task, completed=record["step"])
@@ -173,7 +175,7 @@ class ProgressBar(lightning.Callback):
         if self.forecast_shown or not enough or timer.seconds_per_step is None:
             return
         self.forecast_shown = True
-        self._say(forecast(timer.left() or 0.0, timer.seconds_per_step, self.module.config, self.device))
+        self._say(forecast(timer.left() or 0.0, timer.seconds_per_step, self.module, self.device))
 
     def _say(self, lines: list[str]) -> None:
         """To the log, and to the terminal if progress is shown."""
@@ -196,10 +198,10 @@ class ProgressBar(lightning.Callback):
             self.heartbeat.stop()
             self.heartbeat = None
 
-    def on_train_end(self, trainer: lightning.Trainer, module: PretrainModule) -> None:  # type: ignore[override]
+    def on_train_end(self, trainer: lightning.Trainer, module: RunModule) -> None:  # type: ignore[override]
         self.close()
 
-    def on_exception(self, trainer: lightning.Trainer, module: PretrainModule, exception: BaseException) -> None:  # type: ignore[override]
+    def on_exception(self, trainer: lightning.Trainer, module: RunModule, exception: BaseException) -> None:  # type: ignore[override]
         self.close()
 
 

@@ -13,7 +13,7 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.strategies import DDPStrategy
 from torch.nn.parallel import DistributedDataParallel
 
-from psm.config.schema import ResolvedPretrainConfig
+from psm.config.run_settings import RunSettings
 from psm.training.checkpoint import AtomicCheckpointIO
 from psm.training.launch import Launch
 from psm.training.loggers import build_loggers
@@ -28,7 +28,11 @@ BREAKS_STEPS = (
 
 
 def make_trainer(
-    run: RunFolder, config: ResolvedPretrainConfig, callbacks: list[lightning.Callback], launch: Launch
+    run: RunFolder,
+    config: RunSettings,
+    callbacks: list[lightning.Callback],
+    launch: Launch,
+    command: str = "psm pretrain",
 ) -> lightning.Trainer:
     """The trainer that the configuration describes.
 
@@ -36,6 +40,7 @@ def make_trainer(
         launch: how its processes were started, which decides devices and nodes.
         callbacks: in the order in which they run; Lightning moves those that save checkpoints to the end. One of them
             is psm's own, so that Lightning adds none.
+        command: whose help is named where an option has a key of psm.
     """
     options: dict[str, Any] = {
         "max_epochs": config.epochs,
@@ -55,7 +60,7 @@ def make_trainer(
     }
     clash = options.keys() & config.trainer.keys()
     if clash:
-        raise UserError(f"trainer.{sorted(clash)[0]} is set by psm itself: see `psm pretrain --help` for its own key.")
+        raise UserError(f"trainer.{sorted(clash)[0]} is set by psm itself: see `{command} --help` for its own key.")
     for name in BREAKS_STEPS:
         if name in config.trainer:
             raise UserError(f"trainer.{name} does not go with training by steps: choose batch_size and epochs instead.")
@@ -70,7 +75,7 @@ def _number(devices: str) -> int | str:
     return int(devices) if devices.lstrip("-").isdigit() else devices
 
 
-def _strategy(config: ResolvedPretrainConfig, launch: Launch) -> str | DDPStrategy:
+def _strategy(config: RunSettings, launch: Launch) -> str | DDPStrategy:
     """Lightning's strategy; an instance where DDP has arguments or several processes were started by a launcher."""
     one = launch.world == 1 and config.num_nodes == 1 and config.devices in ("auto", "1")
     if not config.ddp or (config.strategy == "auto" and one):
