@@ -5,7 +5,7 @@ from typing import Any
 from psm.experiments.rows import EQUAL_SUM, Configuration, Experiment, method_row, psm_row, successor_row
 
 # The grid of `settle`: learning rates for all, and settings that a method's authors or its code name.
-SETTLE_LRS = (0.03, 0.06, 0.12, 0.24)
+SETTLE_LRS = (0.03, 0.06, 0.12)
 SETTLE_SEED = 100  # a study reports other seeds
 SETTLE_HOLDOUT = 0.1
 SETTLE_METHODS: dict[str, dict[str, dict[str, Any]]] = {  # method -> words -> keys
