@@ -49,6 +49,11 @@ def test_resume_point(tmp_path: Path) -> None:
         run.resume_point("true")
     with pytest.raises(UserError, match=r"no checkpoint to continue from; it holds scores\.jsonl"):
         run_with(tmp_path / "scores", "scores.jsonl").resume_point("true")
+    early = run_with(tmp_path / "early", "config.yaml", "metrics.jsonl", "log.txt", "unreadable.txt")
+    assert early.resume_point("true") is None  # killed before its first checkpoint
+    for late in ("encoder.json", "report.html", "inspect.html"):
+        with pytest.raises(UserError, match=f"no checkpoint to continue from; it holds .*{late}"):
+            run_with(tmp_path / late, "config.yaml", "metrics.jsonl", late).resume_point("true")
 
 
 def test_metrics_after_a_step_are_dropped(tmp_path: Path) -> None:

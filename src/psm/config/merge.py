@@ -236,10 +236,14 @@ def _find(dotted: str, known: Mapping[str, Row], schema: type) -> Row:
     if inner:
         raise UserError(f"{dotted} is a group of keys: set one of {', '.join(inner)}.")
     command = _command(schema)
-    if said := advice(dotted, known):
+    group, dot, entry = dotted.partition(".")
+    others = [key for key in known if dot and key.startswith(f"{group}.")]
+    if said := advice(dotted, known) or (advice(entry, known) if others else ""):
         raise UserError(f"{dotted!r} is not a key of `{command}`: {said}.")
     same_ending = [key for key in known if key.rpartition(".")[2] == dotted.rpartition(".")[2]]
-    _, dot, entry = dotted.partition(".")
+    if others and not same_ending:
+        hint = did_you_mean(dotted, others) or f": {group} has {', '.join(others)}"
+        raise UserError(f"{dotted!r} is not a key of `{command}`{hint}; all keys: `{command} --help all`.")
     entries = [f"{key}{dot}{entry}" for key, row in known.items() if dot and get_origin(row.hint) is dict]
     hint = did_you_mean(same_ending[0] if same_ending else dotted, [*known, *entries])
     raise UserError(f"{dotted!r} is not a key of `{command}`{hint}; all keys: `{command} --help all`.")

@@ -50,7 +50,7 @@ def make_trainer(
         "strategy": _strategy(config, launch),
         "precision": config.precision,
         "gradient_clip_val": config.optim.clip,
-        "logger": build_loggers(config.loggers, run.folder / "logs") or False,
+        "logger": build_loggers(config.loggers, run.logs) or False,
         "callbacks": callbacks,
         "plugins": [AtomicCheckpointIO(), *filter(None, [launch.environment()])],
         "default_root_dir": run.folder,

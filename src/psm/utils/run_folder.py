@@ -67,6 +67,11 @@ class RunFolder:
         return self.folder / "export"
 
     @property
+    def logs(self) -> Path:
+        """The folder of other loggers."""
+        return self.folder / "logs"
+
+    @property
     def marker(self) -> Path:
         """Marks the folder as a run's; the process that writes the run holds a lock on it."""
         return self.folder / ".psm"
@@ -82,8 +87,10 @@ class RunFolder:
 
     @property
     def trained(self) -> bool:
-        """True if the folder holds a checkpoint, an encoder or scores."""
-        return any(path.exists() for path in (self.checkpoint, self.encoder, self.scores)) or bool(self.snapshots)
+        """True if the folder holds a checkpoint, or anything that a run writes after its first one."""
+        early = (self.config, self.checkpoint.parent, self.metrics, self.log, self.unreadable, self.logs)
+        late = [path for path in self.run_files if path not in early]
+        return any(path.exists() for path in (self.checkpoint, *late)) or bool(self.snapshots)
 
     @property
     def run_files(self) -> list[Path]:
@@ -93,7 +100,7 @@ class RunFolder:
         nothing that looks like a run.
         """
         written = (self.config, self.checkpoint.parent, self.metrics, self.encoder, self.info, self.log, self.scores)
-        return [*written, self.page, self.inspection, self.unreadable, self.exports, self.folder / "logs"]
+        return [*written, self.page, self.inspection, self.unreadable, self.exports, self.logs]
 
     def resume_point(self, resume: str) -> Path | None:
         """The checkpoint that ``resume`` continues from; None for a run without checkpoint so far."""
