@@ -28,6 +28,7 @@ USAGE = """psm: learn image encoders from unlabeled images by contrastive learni
   psm methods [method=psm]
   psm data [data=cifar10]
   psm experiment run table1 preset=laptop out=study
+  psm completion bash >> ~/.bash_completion
 
 Arguments are key=value, nested keys dotted (positives.k=10); config=FILE.yaml gives many at once.
 `psm COMMAND --help` shows the keys of a command, `psm COMMAND --help GROUP` those of a group, `--help all` all."""
@@ -36,7 +37,18 @@ HELP = ("-h", "--help", "help")
 
 
 # Each command is a module of this folder: `Config`, its settings, and `run(arguments)`, which may return an exit code.
-COMMANDS = ("pretrain", "evaluate", "inspect", "embed", "search", "export", "methods", "data", "experiment")
+COMMANDS = (
+    "pretrain",
+    "evaluate",
+    "inspect",
+    "embed",
+    "search",
+    "export",
+    "methods",
+    "data",
+    "experiment",
+    "completion",
+)
 
 
 # Exit codes after signals. Schedulers send SIGUSR1 some time before the end; 75 (EX_TEMPFAIL) asks to be queued again.
