@@ -28,6 +28,7 @@ USAGE = """psm: learn image encoders from unlabeled images by contrastive learni
   psm methods [method=psm]
   psm data [data=cifar10]
   psm experiment run table1 preset=laptop out=study
+  psm runs
   psm completion bash >> ~/.bash_completion
 
 Arguments are key=value, nested keys dotted (positives.k=10); config=FILE.yaml gives many at once.
@@ -47,6 +48,7 @@ COMMANDS = (
     "methods",
     "data",
     "experiment",
+    "runs",
     "completion",
 )
 

@@ -104,3 +104,21 @@ def _left_behind(path: Path) -> bool:
     except (OSError, ValueError):
         return False
     return False
+
+
+def is_held(path: Path) -> bool:
+    """True if a process holds the lock on a file. Linux: found without touching the lock, which may be wanted."""
+    if lock_file(path).exists() and not _left_behind(lock_file(path)):
+        return True
+    if fcntl is None or not path.exists():
+        return False
+    table = Path("/proc/locks")
+    if table.exists():
+        inode = path.stat().st_ino
+        return any(f":{inode} " in line and " FLOCK " in line for line in table.read_text().splitlines())
+    with path.open() as handle:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError:
+            return True
+    return False
