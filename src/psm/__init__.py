@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from psm.mining.negatives import NegativeSource
     from psm.mining.pnsm import NegativeSampler, keep_probability, mine_negatives
     from psm.mining.positives import PositiveRule
+    from psm.models.classifier import load_classifier
     from psm.models.factory import create_encoder, list_encoders
     from psm.models.pretrained import load_encoder
     from psm.models.siamese import SiameseNetworks
@@ -51,6 +52,7 @@ _MODULES = {
     "keep_probability": "psm.mining.pnsm",
     "list_encoders": "psm.models.factory",
     "list_methods": "psm.methods",
+    "load_classifier": "psm.models.classifier",
     "load_dataset": "psm.data",
     "load_encoder": "psm.models.pretrained",
     "method_loss": "psm.losses.method_loss",
@@ -83,6 +85,7 @@ __all__ = [
     "keep_probability",
     "list_encoders",
     "list_methods",
+    "load_classifier",
     "load_dataset",
     "load_encoder",
     "method_loss",

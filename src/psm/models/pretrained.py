@@ -61,12 +61,17 @@ class EncoderInfo:
 def save_encoder(run: RunFolder, encoder: nn.Module, info: EncoderInfo) -> None:
     """Write encoder.safetensors, whose metadata hold the info, and encoder.json into a run folder."""
     description = asdict(info)
-    # Copies: safetensors refuses tensors that share memory. One entry of metadata: the order of several varies.
-    state = {name: x.detach().cpu().contiguous().clone() for name, x in unwrapped(encoder).state_dict().items()}
-    content = save(state, metadata={"psm": json.dumps(description | {"crc32": checksum(state, description)})})
-    write_atomically(run.encoder, lambda file: file.write(content))
+    write_weights(run.encoder, unwrapped(encoder).state_dict(), description)
     readable = json.dumps(description | {"how_to_load": info.how_to_load()}, indent=2)
     write_text_atomically(run.info, f"{readable}\n")
+
+
+def write_weights(path: Path, state: Mapping[str, Tensor], description: Mapping[str, Any]) -> None:
+    """Write a state dict as safetensors, atomically; its metadata hold the description and a checksum of both."""
+    # Copies: safetensors refuses tensors that share memory. One entry of metadata: the order of several varies.
+    copies = {name: x.detach().cpu().contiguous().clone() for name, x in state.items()}
+    content = save(copies, metadata={"psm": json.dumps({**description, "crc32": checksum(copies, description)})})
+    write_atomically(path, lambda file: file.write(content))
 
 
 def load_encoder(path: str | Path, module: nn.Module | None = None) -> Encoder:
@@ -98,12 +103,18 @@ def load_encoder(path: str | Path, module: nn.Module | None = None) -> Encoder:
 def read_encoder(path: str | Path) -> tuple[EncoderInfo, dict[str, Tensor]]:
     """The info and the state dict in a run folder, a checkpoint or an encoder.safetensors."""
     path = find_encoder(path)
-    return _read_safetensors(path) if path.suffix == ".safetensors" else checkpoint_encoder(read_checkpoint(path), path)
+    if path.suffix != ".safetensors":
+        return checkpoint_encoder(read_checkpoint(path), path)
+    description, state = read_weights(path)
+    if is_classifier(description):  # its encoder alone
+        of_encoder = {k.removeprefix("encoder."): v for k, v in state.items() if k.startswith("encoder.")}
+        return parse_info(description.get("encoder"), path), of_encoder
+    return parse_info(description, path), state
 
 
 def checkpoint_encoder(checkpoint: Mapping[str, Any], path: Path) -> tuple[EncoderInfo, dict[str, Tensor]]:
     """The info and the state dict of the encoder in the contents of a checkpoint; ``path`` names it in errors."""
-    info = _parse_info(checkpoint["psm"]["encoder_info"], path)
+    info = parse_info(checkpoint["psm"]["encoder_info"], path)
     prefix = ENCODER_PREFIX if info.encoder in ENCODERS else f"{ENCODER_PREFIX}module."
     state = {k.removeprefix(prefix): v for k, v in checkpoint["state_dict"].items() if k.startswith(prefix)}
     return info, state
@@ -123,7 +134,13 @@ def find_encoder(path: str | Path) -> Path:
     raise UserError(f"checkpoint={path} holds neither {run.encoder.name} nor a checkpoint: is it a run folder?")
 
 
-def _read_safetensors(path: Path) -> tuple[EncoderInfo, dict[str, Tensor]]:
+def is_classifier(description: Mapping[str, Any]) -> bool:
+    """True for the description of a classifier.safetensors, which `psm finetune` writes."""
+    return description.get("kind") == "classifier"
+
+
+def read_weights(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """The description and the state dict in a safetensors file written by psm; refused if its checksum is wrong."""
     try:
         with safe_open(path, "pt") as file:
             description = (file.metadata() or {}).get("psm")
@@ -132,12 +149,20 @@ def _read_safetensors(path: Path) -> tuple[EncoderInfo, dict[str, Tensor]]:
         raise UserError(f"{path} is not a readable safetensors file: {error}.") from None
     if description is None:
         raise UserError(f"{path} says nothing of how to load it: give an encoder.safetensors written by psm.")
-    info = _parse_info(description, path)
-    content = json.loads(description)
+    content = _as_mapping(description, path)
+    if not is_classifier(content):
+        parse_info(content, path)
     # Of an encoder that was written before its description was part of the checksum, the weights alone.
     if content.pop("crc32", None) not in (None, checksum(state, content), checksum(state)):
         raise UserError(f"{path} is damaged: its checksum does not match. Restore it from a copy.")
-    return info, state
+    return content, state
+
+
+def _as_mapping(description: str, path: Path) -> dict[str, Any]:
+    try:
+        return dict(json.loads(description))
+    except (TypeError, ValueError):
+        raise UserError(f"{path} does not say completely how to load it: was it written by another version?") from None
 
 
 def checksum(state: Mapping[str, Tensor], description: Mapping[str, Any] | None = None) -> int:
@@ -149,10 +174,10 @@ def checksum(state: Mapping[str, Tensor], description: Mapping[str, Any] | None 
     return value
 
 
-def _parse_info(description: dict[str, Any] | str, path: Path) -> EncoderInfo:
+def parse_info(description: Any, path: Path) -> EncoderInfo:
+    """The info from its stored form; refused if something is missing."""
     try:
-        known = json.loads(description) if isinstance(description, str) else description
-        optional = {f.name for f in fields(EncoderInfo) if f.default is not MISSING} - known.keys()
-        return EncoderInfo(**{f.name: known[f.name] for f in fields(EncoderInfo) if f.name not in optional})
-    except (AttributeError, KeyError, TypeError, json.JSONDecodeError):
+        optional = {f.name for f in fields(EncoderInfo) if f.default is not MISSING} - description.keys()
+        return EncoderInfo(**{f.name: description[f.name] for f in fields(EncoderInfo) if f.name not in optional})
+    except (AttributeError, KeyError, TypeError):
         raise UserError(f"{path} does not say completely how to load it: was it written by another version?") from None

@@ -42,6 +42,29 @@ class RunFolder:
         return self.folder / "encoder.json"
 
     @property
+    def best(self) -> Path:
+        """Checkpoint of the epoch of `psm finetune` with the best validation accuracy."""
+        return self.checkpoint.parent / "best.ckpt"
+
+    @property
+    def classifier(self) -> Path:
+        return self.folder / "classifier.safetensors"
+
+    @property
+    def last_classifier(self) -> Path:
+        return self.folder / "classifier-last.safetensors"
+
+    @property
+    def finetuned(self) -> Path:
+        """What `psm finetune` measured: accuracy, calibration, confusion."""
+        return self.folder / "finetune.json"
+
+    @property
+    def worth(self) -> Path:
+        """Folder of `psm worth`."""
+        return self.folder / "worth"
+
+    @property
     def log(self) -> Path:
         return self.folder / "log.txt"
 
@@ -100,7 +123,9 @@ class RunFolder:
         nothing that looks like a run.
         """
         written = (self.config, self.checkpoint.parent, self.metrics, self.encoder, self.info, self.log, self.scores)
-        return [*written, self.page, self.inspection, self.unreadable, self.exports, self.logs]
+        finetuned = (self.classifier, self.last_classifier, self.finetuned)
+        pages = (self.page, self.inspection, self.worth, self.unreadable, self.exports)
+        return [*written, *finetuned, *pages, self.logs]
 
     def resume_point(self, resume: str) -> Path | None:
         """The checkpoint that ``resume`` continues from; None for a run without checkpoint so far."""
