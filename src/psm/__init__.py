@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from psm.embedding.search import search
     from psm.evaluation.evaluate import evaluate
     from psm.exporting.export import export
+    from psm.finetuning.finetune import finetune
+    from psm.finetuning.predict import predict
     from psm.losses.contrastive import ContrastiveLoss
     from psm.losses.method_loss import method_loss
     from psm.losses.negative_weighting import NegativeWeighting
@@ -47,6 +49,7 @@ _MODULES = {
     "embed": "psm.embedding.embed",
     "evaluate": "psm.evaluation.evaluate",
     "export": "psm.exporting.export",
+    "finetune": "psm.finetuning.finetune",
     "get_method": "psm.methods",
     "inspect": "psm.reporting.inspector",
     "keep_probability": "psm.mining.pnsm",
@@ -57,6 +60,7 @@ _MODULES = {
     "load_encoder": "psm.models.pretrained",
     "method_loss": "psm.losses.method_loss",
     "mine_negatives": "psm.mining.pnsm",
+    "predict": "psm.finetuning.predict",
     "pretrain": "psm.training.pretrain",
     "register_method": "psm.methods",
     "register_part": "psm.methods",
@@ -80,6 +84,7 @@ __all__ = [
     "embed",
     "evaluate",
     "export",
+    "finetune",
     "get_method",
     "inspect",
     "keep_probability",
@@ -90,6 +95,7 @@ __all__ = [
     "load_encoder",
     "method_loss",
     "mine_negatives",
+    "predict",
     "pretrain",
     "register_method",
     "register_part",

@@ -15,6 +15,8 @@ from psm.cli.main import main
 from psm.config import merge as settings
 from psm.config.embed import EmbedConfig
 from psm.config.export import ExportConfig
+from psm.config.finetune import FinetuneConfig
+from psm.config.predict import PredictConfig
 from psm.config.schema import (
     METHOD_GROUPS,
     DataConfig,
@@ -37,8 +39,8 @@ def test_the_module_is_the_command_line() -> None:
 def test_help_does_not_import_torch() -> None:
     script = (
         "import sys; from psm.cli.main import main;"
-        "names = ([], ['pretrain'], ['evaluate'], ['embed'], ['search'], ['export']);"
-        "code = [main([*x, '--help']) for x in names];"
+        "names = 'pretrain evaluate embed search export finetune predict'.split();"
+        "code = [main([*x, '--help']) for x in ([], *([name] for name in names))];"
         "heavy = {'torch', 'lightning', 'numpy', 'matplotlib'} & set(sys.modules);"
         "sys.exit(f'{code} {heavy}' if heavy or any(code) else 0)"
     )
@@ -55,6 +57,8 @@ def test_help_does_not_import_torch() -> None:
         ("export", ExportConfig),
         ("embed", EmbedConfig),
         ("search", SearchConfig),
+        ("finetune", FinetuneConfig),
+        ("predict", PredictConfig),
         ("data", DataConfig),
         ("methods", MethodsConfig),
         ("experiment", ExperimentConfig),

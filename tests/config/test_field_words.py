@@ -4,6 +4,8 @@ import pytest
 
 from psm.config import merge as settings
 from psm.config.field_words import ABSENT, WORDS, advice
+from psm.config.finetune import FinetuneConfig
+from psm.config.predict import PredictConfig
 from psm.config.schema import EvaluateConfig, ExperimentConfig, InspectConfig, PretrainConfig
 from psm.methods.registry import get_method
 from psm.utils.errors import UserError
@@ -11,7 +13,7 @@ from psm.utils.errors import UserError
 METHOD = {key for key, _ in settings.flatten(get_method("psm").to_dict())}
 KEYS = METHOD | {
     row.key
-    for schema in (PretrainConfig, EvaluateConfig, ExperimentConfig, InspectConfig)
+    for schema in (PretrainConfig, EvaluateConfig, ExperimentConfig, InspectConfig, FinetuneConfig, PredictConfig)
     for row in settings.rows(schema)
 }
 

@@ -25,6 +25,8 @@ USAGE = """psm: learn image encoders from unlabeled images by contrastive learni
   psm embed runs/a data=FOLDER out=features.parquet
   psm search features.parquet query=photo.jpg
   psm export runs/a format=onnx
+  psm finetune runs/a data=LABELED out=runs/clf
+  psm predict runs/clf data=FOLDER out=labels.csv
   psm methods [method=psm]
   psm data [data=cifar10]
   psm experiment run table1 preset=laptop out=study
@@ -39,17 +41,8 @@ HELP = ("-h", "--help", "help")
 
 # Each command is a module of this folder: `Config`, its settings, and `run(arguments)`, which may return an exit code.
 COMMANDS = (
-    "pretrain",
-    "evaluate",
-    "inspect",
-    "embed",
-    "search",
-    "export",
-    "methods",
-    "data",
-    "experiment",
-    "runs",
-    "completion",
+    *("pretrain", "evaluate", "inspect", "embed", "search", "export"),
+    *("finetune", "predict", "methods", "data", "experiment", "runs", "completion"),
 )
 
 
@@ -122,11 +115,11 @@ def _how_to_continue(arguments: Sequence[str]) -> str:
     command, *rest = arguments or [""]
     if command in ("experiment", "embed"):
         return "; the same command continues where it was"
-    if command != "pretrain":
+    if command not in ("pretrain", "finetune"):
         return ""
     out = next((argument.partition("=")[2] for argument in rest if argument.startswith("out=")), "")
     if out and RunFolder(Path(out).expanduser()).checkpoint.exists():
-        return f"; `psm pretrain out={out} resume=true` continues the run"
+        return f"; `psm {command} out={out} resume=true` continues the run"
     return " before anything was saved"
 
 

@@ -15,7 +15,7 @@ WORDS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("bs", "batch", "batchsize"), ("batch_size",)),
     **dict.fromkeys(("num_epochs", "n_epochs", "max_epochs"), ("epochs", "linear.epochs")),
     **dict.fromkeys(("accumulate_grad_batches", "grad_accum", "micro_batch_size"), ("grad_cache_chunk",)),
-    **dict.fromkeys(("k", "topk", "num_neighbors"), ("positives.k", "knn.k")),
+    **dict.fromkeys(("k", "topk", "num_neighbors"), ("positives.k", "knn.k", "top")),
     **dict.fromkeys(("temperature", "temp", "tau", "t"), ("loss.temperature", "knn.temperature")),
     **dict.fromkeys(("queue_size", "memory_bank_size", "bank_size", "queue"), ("bank.size",)),
     **dict.fromkeys(("metrics", "metric", "protocol", "protocols"), ("scores",)),
@@ -37,10 +37,17 @@ WORDS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(
         ("checkpoint", "ckpt", "ckpt_path", "resume_from", "weights"), ("checkpoint", "resume", "init", "run")
     ),
-    **dict.fromkeys(("pretrained", "pretrained_weights", "load_from", "init_from", "from_pretrained"), ("init",)),
+    **dict.fromkeys(
+        ("pretrained", "pretrained_weights", "load_from", "init_from", "from_pretrained"), ("init", "checkpoint")
+    ),
     **dict.fromkeys(("save_every", "save_freq", "checkpoint_every"), ("save.snapshots", "save.every_steps")),
     **dict.fromkeys(("random_seed", "manual_seed"), ("seed", "seeds")),
     **dict.fromkeys(("logger", "wandb", "tensorboard"), ("loggers",)),
+    **dict.fromkeys(("freeze", "freeze_backbone", "linear_probe", "frozen"), ("head_only",)),
+    **dict.fromkeys(("smoothing", "label_smooth"), ("label_smoothing",)),
+    **dict.fromkeys(("layerwise_lr_decay", "layer_wise_decay", "llrd", "lr_decay"), ("layer_decay",)),
+    **dict.fromkeys(("val_share", "val_split", "val_size", "validation_split"), ("validation",)),
+    **dict.fromkeys(("augment", "augmentation", "transform"), ("views.enabled", "linear.augment")),
     **dict.fromkeys(("algorithm", "algo", "loss_name"), ("method", "methods")),
 }
 

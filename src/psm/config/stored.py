@@ -5,7 +5,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
-from psm.config.merge import build, read_yaml, resolved_config, to_yaml
+from psm.config.finetune import FinetuneConfig, ResolvedFinetuneConfig
+from psm.config.merge import build, read_yaml, resolve_as, resolved_config, to_yaml
 from psm.config.schema import PretrainConfig, ResolvedPretrainConfig
 from psm.utils.checksums import is_intact, seal_text
 from psm.utils.errors import UserError
@@ -31,9 +32,30 @@ def load_run_config(source: RunFolder | Mapping[str, Any]) -> ResolvedPretrainCo
     return resolved_config(stored_config(source, PretrainConfig))
 
 
+def load_finetune_config(source: RunFolder | Mapping[str, Any]) -> ResolvedFinetuneConfig:
+    """The configuration of a run of `psm finetune`, as `load_run_config`."""
+    if isinstance(source, RunFolder):
+        _refuse_damage(source)
+    return resolve_as(ResolvedFinetuneConfig, stored_config(source, FinetuneConfig))
+
+
 def stored_config(source: RunFolder | Mapping[str, Any], schema: type[T]) -> T:
-    """The configuration of a run as a user would give it."""
-    return build(schema, read_yaml(source.config) if isinstance(source, RunFolder) else source["psm"]["config"])
+    """The configuration of a run as a user would give it; refused if another command trained the run."""
+    stored = _read(source)
+    made_by, wanted = ("finetune" if x else "pretrain" for x in (is_finetuning(source), schema is FinetuneConfig))
+    if made_by != wanted:
+        which = str(source.folder) if isinstance(source, RunFolder) else "this checkpoint"
+        raise UserError(f"{which} comes from `psm {made_by}`, and one of `psm {wanted}` is needed: give such a run.")
+    return build(schema, stored)
+
+
+def is_finetuning(source: RunFolder | Mapping[str, Any]) -> bool:
+    """True if a run folder or the contents of a checkpoint comes from `psm finetune`: no other command has that key."""
+    return "head_only" in _read(source)
+
+
+def _read(source: RunFolder | Mapping[str, Any]) -> Mapping[str, Any]:
+    return read_yaml(source.config) if isinstance(source, RunFolder) else source["psm"]["config"]
 
 
 def run_folder_of(file: Path) -> Path:
@@ -42,13 +64,15 @@ def run_folder_of(file: Path) -> Path:
 
 
 def training_config(file: Path) -> ResolvedPretrainConfig | None:
-    """The configuration that the encoder in a file was trained with, or None where it is unknown."""
+    """The configuration that the encoder in a file was pretrained with, or None where it is unknown."""
     if file.suffix == ".ckpt":
         from psm.utils.checkpoint_file import read_checkpoint  # imports torch
 
-        return load_run_config(read_checkpoint(file))
+        checkpoint = read_checkpoint(file)
+        return None if is_finetuning(checkpoint) else load_run_config(checkpoint)
     run = RunFolder(run_folder_of(file))
-    return load_run_config(run) if run.marker.exists() and run.config.exists() else None
+    known = run.marker.exists() and run.config.exists() and not is_finetuning(run)
+    return load_run_config(run) if known else None
 
 
 def _refuse_damage(run: RunFolder) -> None:

@@ -12,7 +12,7 @@ from torch import nn
 from psm.config import merge as settings
 from psm.config.export import ExportConfig
 from psm.config.schema import ResolvedPretrainConfig
-from psm.config.stored import load_run_config
+from psm.config.stored import training_config
 from psm.evaluation.features import check_finite_weights
 from psm.exporting import builtin as builtin  # fills the table
 from psm.exporting.check import Check, check, check_images, refuse_difference
@@ -22,7 +22,6 @@ from psm.exporting.source import Source
 from psm.methods.plugins import load_plugins
 from psm.models.pretrained import find_encoder, load_encoder
 from psm.ops import kernels_disabled
-from psm.utils.checkpoint_file import read_checkpoint
 from psm.utils.errors import UserError
 from psm.utils.files import move_into_place, temporary_folder
 from psm.utils.resources import write_error
@@ -166,9 +165,7 @@ def _run_of(file: Path) -> tuple[RunFolder | None, ResolvedPretrainConfig | None
     """The run that a file belongs to, and its settings, where they are known."""
     run = RunFolder(file.parent.parent if file.parent.name == "checkpoints" else file.parent)
     is_run = run.marker.exists() and run.config.exists()
-    if file.suffix == ".ckpt":
-        return (run if is_run else None), load_run_config(read_checkpoint(file))
-    return (run, load_run_config(run)) if is_run else (None, None)
+    return run if is_run else None, training_config(file)
 
 
 def _default_out(file: Path, entry: Format) -> Path:

@@ -1,13 +1,13 @@
 """Curves of a run's metrics as SVG."""
 
-import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from psm.reporting.style import BLUE, GRAY, GREEN, ORANGE
+from psm.reporting.themed_svg import page_colors, svg_element
 
 
 class Curve(NamedTuple):
@@ -30,16 +30,23 @@ PANELS = {  # title -> curves
     ),
 }
 
+FINETUNE_PANELS = {
+    "Loss": (Curve("loss", "training", BLUE), Curve("validation_loss", "validation", ORANGE, "--")),
+    "Accuracy, %": (Curve("train_accuracy", "training views", BLUE), Curve("validation", "validation", ORANGE, "--")),
+    "Learning rate": (Curve("lr", "learning rate of the head", GREEN),),
+}
+
 Metrics = Sequence[dict[str, Any]]  # the records of metrics.jsonl
 
 
-def draw_curves(metrics: Metrics) -> list[str]:
-    """Loss, accuracies, effective rank and mining over the epochs, an SVG element each; unmeasured ones left out."""
-    return [
-        _draw_panel(title, curves, metrics)
-        for title, curves in PANELS.items()
-        if any(curve.metric in record for curve in curves for record in metrics)
-    ]
+def draw_curves(metrics: Metrics, panels: Mapping[str, Sequence[Curve]] = PANELS) -> list[str]:
+    """The panels' metrics over the epochs, an SVG element each; panels of which nothing was measured are left out."""
+    with page_colors():
+        return [
+            _draw_panel(title, curves, metrics)
+            for title, curves in panels.items()
+            if any(curve.metric in record for curve in curves for record in metrics)
+        ]
 
 
 def _draw_panel(title: str, curves: Sequence[Curve], metrics: Metrics) -> str:
@@ -57,6 +64,4 @@ def _draw_panel(title: str, curves: Sequence[Curve], metrics: Metrics) -> str:
     axis.grid(alpha=0.25)
     if len(axis.lines) > 1:
         axis.legend(frameon=False, fontsize=9)
-    stream = io.StringIO()
-    figure.savefig(stream, format="svg", metadata={"Date": None})
-    return stream.getvalue()[stream.getvalue().index("<svg") :]
+    return svg_element(figure, f"{title} over the epochs")

@@ -1,7 +1,5 @@
 """The page of a run: curves, scores and mined samples in one HTML file."""
 
-import base64
-import io
 import logging
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -9,15 +7,17 @@ from typing import Any
 import torch
 
 from psm.config import merge as settings
-from psm.config.stored import load_run_config
+from psm.config.stored import is_finetuning, load_run_config
 from psm.data import ImageDataset, load_dataset
 from psm.data.location import data_name
 from psm.evaluation.mining_analysis import MinedQuery, mined_samples
 from psm.evaluation.scores import TITLES, Score
 from psm.methods.build import method_title
 from psm.reporting.curves import draw_curves
+from psm.reporting.finetune_page import write_page as write_finetune_page
 from psm.reporting.score_table import score_rows
 from psm.reporting.templates import template_environment
+from psm.reporting.thumbnails import png_url
 from psm.utils.errors import UserError
 from psm.utils.files import read_lines, write_text_atomically
 from psm.utils.run_folder import RunFolder
@@ -29,6 +29,8 @@ QUERIES = 8
 def write_page(folder: Path | str, data: ImageDataset | None = None) -> Path:
     """Write report.html of a run folder, replacing an earlier one. ``data`` avoids loading the images again."""
     run = RunFolder(Path(folder))
+    if is_finetuning(run):
+        return write_finetune_page(folder, data)
     config = load_run_config(run)
     names: dict[int, str] = {}
     metrics, scores = read_lines(run.metrics), _newest_scores(read_lines(run.scores))
@@ -101,12 +103,5 @@ def _shown(queries: list[MinedQuery]) -> list[int]:
 
 def _image_urls(data: ImageDataset, queries: list[MinedQuery]) -> dict[int, str]:
     """Data URLs of all images on the page, by image id."""
-    from PIL import Image
-
     ids = _shown(queries)
-    urls = {}
-    for index, pixels in zip(ids, data.train.take(torch.tensor(ids)), strict=True):
-        stream = io.BytesIO()
-        Image.fromarray(pixels.permute(1, 2, 0).numpy()).save(stream, "PNG", optimize=True)
-        urls[index] = "data:image/png;base64," + base64.b64encode(stream.getvalue()).decode()
-    return urls
+    return {i: png_url(pixels) for i, pixels in zip(ids, data.train.take(torch.tensor(ids)), strict=True)}
