@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from psm.exporting.export import export
     from psm.finetuning.finetune import finetune
     from psm.finetuning.predict import predict
+    from psm.finetuning.worth.run import worth
     from psm.losses.contrastive import ContrastiveLoss
     from psm.losses.method_loss import method_loss
     from psm.losses.negative_weighting import NegativeWeighting
@@ -65,6 +66,7 @@ _MODULES = {
     "register_method": "psm.methods",
     "register_part": "psm.methods",
     "search": "psm.embedding.search",
+    "worth": "psm.finetuning.worth.run",
 }
 
 __all__ = [
@@ -100,6 +102,7 @@ __all__ = [
     "register_method",
     "register_part",
     "search",
+    "worth",
 ]
 
 

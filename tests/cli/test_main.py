@@ -27,6 +27,7 @@ from psm.config.schema import (
     PretrainConfig,
 )
 from psm.config.search import SearchConfig
+from psm.config.worth import WorthConfig
 from psm.methods import KINDS, MethodSpec, get_method
 
 
@@ -39,7 +40,7 @@ def test_the_module_is_the_command_line() -> None:
 def test_help_does_not_import_torch() -> None:
     script = (
         "import sys; from psm.cli.main import main;"
-        "names = 'pretrain evaluate embed search export finetune predict'.split();"
+        "names = 'pretrain evaluate embed search export finetune predict worth'.split();"
         "code = [main([*x, '--help']) for x in ([], *([name] for name in names))];"
         "heavy = {'torch', 'lightning', 'numpy', 'matplotlib'} & set(sys.modules);"
         "sys.exit(f'{code} {heavy}' if heavy or any(code) else 0)"
@@ -59,6 +60,7 @@ def test_help_does_not_import_torch() -> None:
         ("search", SearchConfig),
         ("finetune", FinetuneConfig),
         ("predict", PredictConfig),
+        ("worth", WorthConfig),
         ("data", DataConfig),
         ("methods", MethodsConfig),
         ("experiment", ExperimentConfig),

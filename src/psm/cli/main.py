@@ -27,6 +27,7 @@ USAGE = """psm: learn image encoders from unlabeled images by contrastive learni
   psm export runs/a format=onnx
   psm finetune runs/a data=LABELED out=runs/clf
   psm predict runs/clf data=FOLDER out=labels.csv
+  psm worth runs/a data=LABELED
   psm methods [method=psm]
   psm data [data=cifar10]
   psm experiment run table1 preset=laptop out=study
@@ -42,7 +43,7 @@ HELP = ("-h", "--help", "help")
 # Each command is a module of this folder: `Config`, its settings, and `run(arguments)`, which may return an exit code.
 COMMANDS = (
     *("pretrain", "evaluate", "inspect", "embed", "search", "export"),
-    *("finetune", "predict", "methods", "data", "experiment", "runs", "completion"),
+    *("finetune", "predict", "worth", "methods", "data", "experiment", "runs", "completion"),
 )
 
 
@@ -113,7 +114,7 @@ def _how_to_continue(arguments: Sequence[str]) -> str:
     from psm.utils.run_folder import RunFolder
 
     command, *rest = arguments or [""]
-    if command in ("experiment", "embed"):
+    if command in ("experiment", "embed", "worth"):
         return "; the same command continues where it was"
     if command not in ("pretrain", "finetune"):
         return ""

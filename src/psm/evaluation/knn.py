@@ -67,6 +67,15 @@ def knn_accuracies(
     ]
 
 
+@torch.inference_mode()
+def knn_scores(
+    train: Tensor, train_labels: Tensor, test: Tensor, classes: int, k: int = 20, temperature: float = 0.1
+) -> Tensor:
+    """Votes (M, classes) for each test feature, of one k and temperature; arguments as of `knn_accuracies`."""
+    similarity, nearest = nearest_neighbors(train, test, min(k, len(train)), test.device)
+    return _scores(similarity, train_labels[nearest], classes, temperature)
+
+
 def nearest_neighbors(
     train: Tensor,
     test: Tensor,
