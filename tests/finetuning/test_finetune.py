@@ -11,6 +11,7 @@ from lightning.pytorch.callbacks import EarlyStopping
 from torch import nn
 
 import psm
+from helpers import SMALL as PRETRAINING
 from helpers import run_psm, save_images, save_untrained_encoder
 from psm.config.schema import ImagesConfig
 from psm.data import ImageDataset, ImageStore, load_dataset
@@ -18,6 +19,7 @@ from psm.finetuning.layers import layer_scales
 from psm.finetuning.module import FinetuneModule
 from psm.finetuning.resolve import split_validation
 from psm.models.factory import create_encoder
+from psm.models.init_weights import read_initial_weights
 from psm.reporting.run_page import write_page
 from psm.utils.checkpoint_file import read_checkpoint
 from psm.utils.errors import UserError
@@ -153,9 +155,9 @@ def test_from_scratch_it_learns_and_is_not_taken_for_a_pretraining(tmp_path: Pat
     result = psm.finetune(None, data, tmp_path / "a", encoder="tiny", **keys)
     assert result.metrics[-1]["loss"] < result.metrics[0]["loss"] - 0.2
     assert psm.load_encoder(tmp_path / "a").info.method == "from scratch"
-    with pytest.raises(UserError, match=r"comes from `psm finetune`, and one of `psm pretrain` is needed"):
+    with pytest.raises(UserError, match=r"a run of `psm finetune`, and one of `psm pretrain` is needed"):
         psm.pretrain(tmp_path / "a", resume="true", progress=False)
-    with pytest.raises(UserError, match="comes from `psm finetune`"):
+    with pytest.raises(UserError, match="a run of `psm finetune`"):
         psm.inspect(tmp_path / "a")
 
 
@@ -204,6 +206,28 @@ def test_wrong_settings_are_answered_in_a_sentence(
     assert not (tmp_path / "a").exists()
 
 
+@pytest.mark.parametrize("overwrite", ["true", "delete"])
+def test_the_weights_to_start_from_are_not_overwritten(tmp_path: Path, data: ImageDataset, overwrite: str) -> None:
+    run = save_untrained_encoder(tmp_path / "a")
+    kept = (run / "encoder.safetensors").read_bytes()
+    (run / ".psm").touch()
+    with pytest.raises(UserError, match=r"lies in out=.*: name another out"):
+        finetune(run, data, run, overwrite=overwrite)
+    assert (run / "encoder.safetensors").read_bytes() == kept
+
+
+def test_further_pretraining_starts_from_the_best_encoder(tmp_path: Path, run: Any, data: ImageDataset) -> None:
+    result = finetune(run, data, tmp_path / "clf", epochs=2)
+    best = result.classifier.encoder.state_dict()
+    weights = read_initial_weights(tmp_path / "clf")
+    assert all(torch.equal(weights.state[name], value) for name, value in best.items())
+    # Of the checkpoint the weights alone: its settings are none of psm pretrain.
+    for source in (tmp_path / "clf", tmp_path / "clf/checkpoints/last.ckpt"):
+        assert read_initial_weights(source).settings is None
+    keys = {**PRETRAINING, "epochs": 1, "init": str(tmp_path / "clf/checkpoints/last.ckpt")}
+    assert psm.pretrain(tmp_path / "b", **keys).encoder is not None
+
+
 def test_images_without_labels_are_refused(tmp_path: Path, run: Any) -> None:
     flat = save_images(tmp_path / "flat", ["a.png", "b.png", "c.png"])
     with pytest.raises(UserError, match="has no labels to learn"):
@@ -224,6 +248,7 @@ def test_the_command_line_trains_predicts_and_says_what_comes_next(tmp_path: Pat
     found = run_psm("predict", clf, f"data={folder}", f"out={out}")
     assert found.returncode == 0, found.stderr
     assert "% of 30 labeled images" in found.stdout
+    assert "its own training images are among them" in found.stdout
     assert len(out.read_text().splitlines()) == 31
     again = run_psm("predict", clf, f"data={folder}", f"out={out}")
     assert again.returncode == 2

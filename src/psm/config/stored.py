@@ -44,8 +44,8 @@ def stored_config(source: RunFolder | Mapping[str, Any], schema: type[T]) -> T:
     stored = _read(source)
     made_by, wanted = ("finetune" if x else "pretrain" for x in (is_finetuning(source), schema is FinetuneConfig))
     if made_by != wanted:
-        which = str(source.folder) if isinstance(source, RunFolder) else "this checkpoint"
-        raise UserError(f"{which} comes from `psm {made_by}`, and one of `psm {wanted}` is needed: give such a run.")
+        which = f"{source.folder} is" if isinstance(source, RunFolder) else "this checkpoint is of"
+        raise UserError(f"{which} a run of `psm {made_by}`, and one of `psm {wanted}` is needed: name another run.")
     return build(schema, stored)
 
 

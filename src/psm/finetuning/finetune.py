@@ -169,6 +169,8 @@ class _Finetuning:
                 "checkpoint= is missing: give a run folder of `psm pretrain`, for example checkpoint=runs/a, or "
                 "checkpoint=none to train from scratch."
             )
+        if point is None and stored is None:
+            _refuse_own_folder(config.checkpoint, run)
         self.start = _read_start(config, point)
         info = self.start.info if self.start else None
         check_settings(config, info)
@@ -275,6 +277,15 @@ def _base(asked: FinetuneConfig) -> FinetuneConfig | None:
     training = training_config(find_encoder(asked.checkpoint))
     known = {name: getattr(training.images, name) for name in INHERITED} if training else {}
     return FinetuneConfig(images=ImagesConfig(**known))
+
+
+def _refuse_own_folder(checkpoint: str, run: RunFolder) -> None:
+    """Refuse to start from weights in the folder that is to be written: overwrite= would move or delete them."""
+    path = Path(checkpoint).expanduser().resolve()
+    if checkpoint != SCRATCH and run.folder.resolve() in (path, *path.parents):
+        raise UserError(
+            f"checkpoint={checkpoint} lies in out={run.folder}, the run that is to be written: name another out."
+        )
 
 
 def _read_start(config: FinetuneSettings, point: Path | None) -> Start | None:

@@ -20,6 +20,7 @@ from psm.config.predict import PredictConfig
 from psm.config.schema import ViewsConfig
 from psm.data import ImageDataset, ImageStore, decode
 from psm.data.from_torch import from_torch
+from psm.data.location import absolute_data
 from psm.data.stream import ImageStream, image_stream
 from psm.embedding.embed import AHEAD, UNREADABLE, images_config
 from psm.embedding.read_ahead import read_ahead
@@ -59,6 +60,7 @@ class Prediction:
     top: Tensor  # (N, k) the most probable classes; empty where a file was written
     probabilities: Tensor  # (N, k) calibrated
     unreadable: list[tuple[str, str]]  # (path, reason)
+    trained_on: bool  # True if the classifier was trained on images of this data
     known: KnownLabels | None  # None where the data have no labels of these classes
     calibration: dict[str, Any]  # temperature and error, as measured when the classifier was trained
 
@@ -265,6 +267,7 @@ class _Predictor:
             top=torch.cat([batch.top for batch in kept]) if kept else torch.empty(0, 0, dtype=torch.int64),
             probabilities=torch.cat([batch.probabilities for batch in kept]) if kept else torch.empty(0, 0),
             unreadable=self.unreadable,
+            trained_on=bool(self.config.data) and absolute_data(self.config.data) == info.encoder.data,
             known=self._known(),
             calibration={"temperature": info.temperature, **info.scores},
         )

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from psm import ops
+from psm.config.stored import run_folder_of
 from psm.models.encoder import Encoder, as_encoder, unwrapped
 from psm.models.factory import create_encoder
 from psm.models.pretrained import (
@@ -197,6 +198,9 @@ def find_classifier(path: str | Path) -> Path:
 
 
 def _no_classifier(path: Path) -> str:
+    run = run_folder_of(path)
+    if RunFolder(run).marker.exists():
+        path = run
     return (
         f"checkpoint={path} holds no classifier: train one with `psm finetune checkpoint={path} data=LABELED "
         "out=runs/clf`, then give runs/clf."

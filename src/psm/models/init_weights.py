@@ -13,6 +13,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file as load_safetensors
 from torch import Tensor, nn
 
+from psm.config.stored import is_finetuning
 from psm.models.encoder import unwrapped
 from psm.models.factory import CIFAR_STEM_BELOW, ENCODERS, STEMS, create_encoder
 from psm.models.pretrained import HUB_WEIGHTS, EncoderInfo, checkpoint_encoder, checksum, read_encoder
@@ -65,9 +66,10 @@ def read_initial_weights(source: str | Path) -> InitialWeights:
 
 
 def _file_of_run(folder: Path, source: str) -> Path:
-    """The checkpoint of a run, which has the heads too; without one its encoder."""
+    """The checkpoint of a run, which has the heads too; without one, or of `psm finetune`, its encoder."""
     run = RunFolder(folder)
-    for file in (run.checkpoint, run.encoder, folder / HUB_WEIGHTS):
+    first = [run.encoder] if run.classifier.exists() else []  # of the best epoch, where the checkpoint is of the last
+    for file in (*first, run.checkpoint, run.encoder, folder / HUB_WEIGHTS):
         if file.exists():
             return file
     raise UserError(f"init={source} is a folder without checkpoint or encoder: give {ALLOWED}.")
@@ -88,7 +90,8 @@ def _read_safetensors(path: Path, source: str) -> InitialWeights:
 def _of_checkpoint(checkpoint: Mapping[str, Any], path: Path, source: str) -> InitialWeights:
     info, state = checkpoint_encoder(checkpoint, path)
     heads = {name: _below(checkpoint["state_dict"], f"networks.{name}.") for name in HEADS}
-    return InitialWeights(source, state, info, checkpoint["psm"]["config"], heads)
+    taken_over = None if is_finetuning(checkpoint) else checkpoint["psm"]["config"]
+    return InitialWeights(source, state, info, taken_over, heads)
 
 
 def _below(state: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:

@@ -7,6 +7,7 @@ from psm.finetuning.finetune import FinetuneResult
 from psm.finetuning.predict import Prediction
 from psm.finetuning.scores import PartScores
 
+_SEEN = "; its own training images are among them, so this is too good"
 SHOWN = 10  # unreadable images that are printed
 
 
@@ -46,7 +47,7 @@ def prediction_lines(found: Prediction) -> Iterator[str]:
         yield f"unreadable: {path}: {reason}"
     if found.unreadable:
         yield f"left out:   {len(found.unreadable):,} images, listed in {found.file}{UNREADABLE}"
-    yield f"labels:     {found.file} ({found.images:,} images)"
+    yield f"labels:     {found.file} ({found.images:,} image{'s' * (found.images != 1)})"
     ranked = sorted(zip(found.counts, found.classes, strict=True), reverse=True)[:5]
     yield "most often: " + ", ".join(f"{name} {100 * count / found.images:.1f} %" for count, name in ranked if count)
     if found.known:
@@ -54,7 +55,7 @@ def prediction_lines(found: Prediction) -> Iterator[str]:
         low, high = known.interval
         yield (
             f"accuracy:   {known.top1:.2f} % of {known.images:,} labeled images (95 % interval {low:.1f} to "
-            f"{high:.1f}), calibration error {known.ece:.1f} %"
+            f"{high:.1f}), calibration error {known.ece:.1f} %{_SEEN if found.trained_on else ''}"
         )
     yield f"calibrated: {_stated_error(found)}"
 
