@@ -12,6 +12,7 @@ import pytest
 
 from helpers import browser_dom, needs_browser
 from psm.cli import runs as command
+from psm.config.finetune import FinetuneConfig
 from psm.config.schema import PretrainConfig
 from psm.config.stored import save_run_config
 from psm.reporting.runs.serve import POINTS, describe, make_server
@@ -115,6 +116,21 @@ def test_mistakes(arguments: list[str], sentence: str, tmp_path: Path, monkeypat
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match=sentence):
         command.run(arguments)
+
+
+def test_runs_of_finetune_are_listed_and_compared_too(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = RunFolder(folder / "third")
+    run.folder.mkdir()
+    run.marker.touch()
+    save_run_config(run, FinetuneConfig(out=str(run.folder), data="shapes", encoder="tiny", epochs=5))
+    append_line(run.metrics, {"epoch": 1, "loss": 2.0, "validation": 55.0})
+    found = summarize(run.folder, folder)
+    assert (found.method, found.state, found.epoch, found.problem) == ("finetune", "stopped", 1, "")
+    assert describe(found)["curves"]["validation"] == [[1, 55.0]]
+    run.finetuned.write_text('{"best": {"test": {"top1": 61.5}}}')
+    assert summarize(run.folder, folder).score("accuracy") == 61.5
+    command.run(["compare", str(run.folder), str(folder / "first")])
+    assert "head_only" in capsys.readouterr().out
 
 
 def test_ages_are_in_the_largest_unit() -> None:

@@ -12,7 +12,7 @@ class RunsConfig:
     sets two side by side, `serve` opens a live page."""
 
     folder: str = key("runs", "where the runs are, at any depth; `psm runs FOLDER` is short for it", filled=True)
-    by: str = key("linear", "the score that best and the order of the list go by", choices=SCORES)
+    by: str = key("linear", "the score that best and the order of the list go by", choices=(*SCORES, "accuracy"))
     sort: str = key(
         "age", "order of the list: newest first, by name, or by the score of `by`", choices=("age", "name", "score")
     )

@@ -1,20 +1,24 @@
 """What a run folder says about its run, read from its text files alone. Imports nothing heavy."""
 
+import json
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from psm.config.finetune import FinetuneConfig
 from psm.config.keys import rows, value_at
 from psm.config.schema import PretrainConfig
-from psm.config.stored import stored_config
+from psm.config.stored import is_finetuning, stored_config
 from psm.data.location import data_name
 from psm.utils.errors import UserError
 from psm.utils.files import read_lines
 from psm.utils.locking import is_held
 from psm.utils.run_folder import RunFolder
 
+ACCURACY = "accuracy"  # of a fine-tuned classifier, top-1 on the test images, in percent
 RUNNING, FINISHED, STOPPED, UNREADABLE = "running", "finished", "stopped", "unreadable"
 
 
@@ -26,7 +30,7 @@ class RunSummary:
     folder: Path
     state: str
     changed: float  # seconds since the epoch
-    config: PretrainConfig | None = None  # None: it cannot be read
+    config: PretrainConfig | FinetuneConfig | None = None  # None: it cannot be read
     problem: str = ""
     metrics: tuple[Mapping[str, Any], ...] = ()
     scores: Mapping[str, float] = field(default_factory=dict)  # kind -> top-1, or the value of a measure
@@ -34,6 +38,13 @@ class RunSummary:
     @property
     def epoch(self) -> int:
         return int(self.metrics[-1].get("epoch", 0)) if self.metrics else 0
+
+    @property
+    def method(self) -> str:
+        """The method of pretraining, or finetune."""
+        if isinstance(self.config, FinetuneConfig):
+            return "finetune"
+        return self.config.method if self.config else ""
 
     @property
     def data(self) -> str:
@@ -47,7 +58,15 @@ class RunSummary:
 
     def settings(self) -> dict[str, Any]:
         """Every key and its value."""
-        return {row.key: value_at(self.config, row.key) for row in rows(PretrainConfig)} if self.config else {}
+        found: dict[str, Any] = {}
+        for row in rows(self.config) if self.config else ():
+            value = value_at(self.config, row.key)
+            found |= (
+                {f"{row.key}.{name}": one for name, one in value.items()}
+                if isinstance(value, dict)
+                else {row.key: value}
+            )
+        return found
 
 
 def find_runs(folder: Path) -> list[RunSummary]:
@@ -71,13 +90,23 @@ def summarize(folder: Path, root: Path) -> RunSummary:
     name = folder.name if folder == root else str(folder.relative_to(root))
     written = [path.stat().st_mtime for path in (run.metrics, run.scores, run.config, run.marker) if path.exists()]
     changed = max(written, default=time.time())
+    config: PretrainConfig | FinetuneConfig
     try:
-        config = stored_config(run, PretrainConfig)
+        config = stored_config(run, FinetuneConfig) if is_finetuning(run) else stored_config(run, PretrainConfig)
     except UserError as error:
         return RunSummary(name, folder, UNREADABLE, changed, problem=str(error))
     metrics = tuple(read_lines(run.metrics))
-    state = RUNNING if is_held(run.marker) else FINISHED if run.encoder.exists() else STOPPED
-    return RunSummary(name, folder, state, changed, config, metrics=metrics, scores=_newest(read_lines(run.scores)))
+    finished = run.encoder.exists() or run.finetuned.exists()
+    state = RUNNING if is_held(run.marker) else FINISHED if finished else STOPPED
+    return RunSummary(name, folder, state, changed, config, metrics=metrics, scores=_scores(run))
+
+
+def _scores(run: RunFolder) -> dict[str, float]:
+    """The newest score of each kind, and the accuracy of a classifier on the test images."""
+    found = _newest(read_lines(run.scores))
+    with suppress(OSError, ValueError, KeyError, TypeError):  # none, or of another version
+        found[ACCURACY] = float(json.loads(run.finetuned.read_text(encoding="utf-8"))["best"]["test"]["top1"])
+    return found
 
 
 def _newest(lines: list[dict[str, Any]]) -> dict[str, float]:

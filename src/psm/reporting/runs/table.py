@@ -8,7 +8,7 @@ from rich.markup import escape
 from rich.table import Column, Table
 
 from psm.config.evaluation import SCORES
-from psm.reporting.runs.summary import FINISHED, RUNNING, UNREADABLE, RunSummary
+from psm.reporting.runs.summary import ACCURACY, FINISHED, RUNNING, UNREADABLE, RunSummary
 from psm.utils.errors import UserError
 
 COLORS = {RUNNING: "cyan", FINISHED: "green", UNREADABLE: "red"}
@@ -41,11 +41,11 @@ def best_run(runs: Sequence[RunSummary], by: str) -> RunSummary:
 
 
 def print_runs(runs: Sequence[RunSummary], by: str) -> None:
-    """Print the table of runs; scores that none has are left out."""
-    kinds = [kind for kind in SCORES if kind in ("knn", by) or any(kind in run.scores for run in runs)]
+    """Print the table of runs with kNN, linear and the score ``by``; what none has is left out."""
+    kinds = [kind for kind in (*SCORES, ACCURACY) if kind in ("knn", "linear", ACCURACY, by)]
     kinds = [kind for kind in kinds if any(run.score(kind) is not None for run in runs)]
     scores = [Column(kind, justify="right") for kind in kinds]
-    name, epoch = Column("run", overflow="fold", min_width=12), Column("epoch", justify="right")
+    name, epoch = Column("run", overflow="fold", min_width=8), Column("epoch", justify="right")
     table = Table(name, "state", "method", "data", "encoder", epoch, *scores, "age")
     for run in runs:
         color = COLORS.get(run.state, "yellow")
@@ -53,7 +53,7 @@ def print_runs(runs: Sequence[RunSummary], by: str) -> None:
         described = ("", "", "", "")
         if run.config:
             epochs = f"{run.epoch}/{run.config.epochs}"
-            described = (run.config.method, escape(run.data), run.config.encoder, epochs)
+            described = (run.method, escape(run.data), run.config.encoder or "", epochs)
         table.add_row(escape(run.name), f"[{color}]{run.state}[/]", *described, *shown, age(run.changed))
     Console().print(table)
     if any(run.score(kind) is not None and kind not in run.scores for run in runs for kind in kinds):
@@ -71,7 +71,7 @@ def print_comparison(first: RunSummary, second: RunSummary) -> None:
     table = Table("", escape(first.name), escape(second.name), Column("difference", justify="right"))
     table.add_row("state", first.state, second.state, "")
     table.add_row("epoch", str(first.epoch), str(second.epoch), "")
-    kinds = [kind for kind in SCORES if first.score(kind) is not None or second.score(kind) is not None]
+    kinds = [kind for kind in (*SCORES, ACCURACY) if first.score(kind) is not None or second.score(kind) is not None]
     last = [run.metrics[-1] if run.metrics else {} for run in (first, second)]
     measured = {kind: (first.score(kind), second.score(kind)) for kind in kinds}
     measured |= {name: (last[0].get(name), last[1].get(name)) for name in ("loss", "effective_rank")}
@@ -80,8 +80,8 @@ def print_comparison(first: RunSummary, second: RunSummary) -> None:
         table.add_row(name, _number(one), _number(other), difference)
     table.add_section()
     mine, theirs = first.settings(), second.settings()
-    for key in [key for key in mine if mine[key] != theirs[key]]:
-        table.add_row(key, escape(str(mine[key])), escape(str(theirs[key])), "")
+    for key in [key for key in {**mine, **theirs} if mine.get(key) != theirs.get(key)]:
+        table.add_row(key, escape(str(mine.get(key, ""))), escape(str(theirs.get(key, ""))), "")
     Console().print(table)
 
 
