@@ -5,15 +5,17 @@ import os
 import signal
 import sys
 import threading
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from types import FrameType
-from typing import TextIO
+from typing import Any, TextIO
 
 from psm.config.help import help_text
 from psm.config.schema import METHOD_GROUPS, ExperimentConfig, PretrainConfig
+from psm.utils.deprecation import RenamedWarning
 from psm.utils.errors import Diverged, Preempted, ResourceError, UserError, did_you_mean
 from psm.utils.resources import resources_explained
 
@@ -37,6 +39,7 @@ USAGE = """psm: learn image encoders from unlabeled images by contrastive learni
 Arguments are key=value, nested keys dotted (positives.k=10); config=FILE.yaml gives many at once.
 `psm COMMAND --help` shows the keys of a command, `psm COMMAND --help GROUP` those of a group, `--help all` all."""
 
+_SHOW_WARNING = warnings.showwarning
 HELP = ("-h", "--help", "help")
 
 
@@ -160,6 +163,14 @@ def _help(name: str, schema: type, topic: str) -> str:
     return help_text(f"psm {name}", [schema, PretrainConfig], topic, hidden=RESERVED)
 
 
+def _show_warning(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
+    """A former name of psm's own in one line; other libraries' warnings as ever."""
+    if issubclass(category, RenamedWarning):
+        print(f"psm: {message}", file=sys.stderr)
+    else:
+        _SHOW_WARNING(message, category, *place, **more)
+
+
 class _Stderr(logging.StreamHandler[TextIO]):
     """Writes to whatever stderr is at the moment: a progress bar stands in for it to keep its own line whole."""
 
@@ -180,6 +191,7 @@ def _is_from_rank_zero(record: logging.LogRecord) -> bool:
 
 def _speak_on_stderr() -> None:
     """Warnings are for the user's eyes; the rest goes to the run's log alone."""
+    warnings.showwarning = _show_warning
     handler = _Stderr()
     handler.setLevel(logging.WARNING)
     handler.setFormatter(logging.Formatter("psm: %(message)s"))

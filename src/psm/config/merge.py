@@ -10,6 +10,7 @@ import yaml
 
 from psm.config.field_words import advice
 from psm.config.keys import Row, group_class, rows, show, value_at
+from psm.config.renamed import current_key
 from psm.config.schema import CALL_KEYS, PretrainConfig, ResolvedPretrainConfig
 from psm.config.values import check_values, convert, read_freely
 from psm.config.yaml_text import Plain, read_file, read_text, split_texts
@@ -65,7 +66,8 @@ def _merge(values: dict[str, Any], override: Mapping[str, Any], known: Mapping[s
     """Put one source of settings over what is there; free-form groups are merged entry by entry."""
     seen: set[str] = set()
     groups: dict[str, dict[str, Any]] = {}
-    for dotted, value in flatten(override, known):
+    for written, value in flatten(override, known):
+        dotted = current_key(written, known)
         row = _find(dotted, known, schema)
         name = f"{dotted}.{row.open}" if row.open and dotted == row.key else dotted
         if name in seen:
@@ -143,6 +145,7 @@ def parse(arguments: Iterable[str], schema: type) -> tuple[dict[str, Any], ...]:
         if dotted == "config":
             files.append(dict(refuse_call_keys(read_yaml(text), argument)))
             continue
+        dotted = current_key(dotted, known)
         if dotted in given:
             raise UserError(f"{dotted} is given twice, the second time as {argument}: keep one of them.")
         given[dotted] = _argument_value(dotted, text, _find(dotted, known, schema))
