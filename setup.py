@@ -1,8 +1,9 @@
 """Builds the optional CPU kernels, on x86-64 Linux only; all else is in pyproject.toml.
 
-Without a C compiler, and on any other platform, psm installs as pure Python and runs in plain PyTorch.
+Without a C compiler, with PSM_PURE=1, and on any other platform, psm installs as pure Python and runs in plain PyTorch.
 """
 
+import os
 import platform
 import sys
 from pathlib import Path
@@ -18,6 +19,7 @@ KERNELS = Extension(
     py_limited_api=True,
     optional=True,
 )
-supported = sys.platform == "linux" and platform.machine() == "x86_64"
+supported = sys.platform == "linux" and platform.machine() == "x86_64" and not os.environ.get("PSM_PURE")
+options = {} if supported else {"bdist_wheel": {"py_limited_api": False}}  # a pure wheel is for any Python
 
-setup(ext_modules=[KERNELS] if supported else [])
+setup(ext_modules=[KERNELS] if supported else [], options=options)
