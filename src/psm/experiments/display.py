@@ -25,14 +25,14 @@ REFRESH_SECONDS = 1.0
 class SuiteProgress:
     """Counts finished and failed runs, and estimates the time left from the epochs trained since the start."""
 
-    def __init__(self, study: Study, total: int, missing: Sequence[PlannedRun], jobs: int):
-        self.study, self.total, self.jobs = study, total, jobs
+    def __init__(self, study: Study, total: int, missing: Sequence[PlannedRun]):
+        self.study, self.total = study, total
         self.done, self.failed = total - len(missing), 0
         self.started = time.monotonic()
         self.epochs = {run.name: run.epochs for run in missing}
         self.epochs_before = {run.name: self.epoch(run) for run in missing}  # by a suite that was stopped
         self.epochs_now = dict(self.epochs_before)
-        self.running: list[PlannedRun] = []
+        self.running: dict[str, tuple[PlannedRun, str]] = {}  # with the node that works on it
 
     def metrics(self, run: PlannedRun) -> list[dict[str, Any]]:
         """The metrics of a run, an entry per epoch."""
@@ -45,7 +45,7 @@ class SuiteProgress:
 
     def finish(self, run: PlannedRun, succeeded: bool) -> None:
         """Count a run; the epochs that a failed run did not reach are no longer waited for."""
-        self.running = [other for other in self.running if other.name != run.name]
+        self.running.pop(run.name, None)
         self.done += succeeded
         self.failed += not succeeded
         self.epochs_now[run.name] = self.epochs[run.name]
@@ -54,7 +54,7 @@ class SuiteProgress:
 
     def seconds_left(self) -> float | None:
         """Estimated seconds until all runs are done; None before the first epoch."""
-        for run in self.running:
+        for run, _ in self.running.values():
             self.epochs_now[run.name] = self.epoch(run)
         trained = sum(self.epochs_now.values()) - sum(self.epochs_before.values())
         waiting = sum(self.epochs.values()) - sum(self.epochs_now.values())
@@ -66,8 +66,13 @@ class SuiteProgress:
 class Display:
     """Shows a suite's progress on stderr, as a context manager."""
 
-    def __init__(self, progress: SuiteProgress, live: bool):
-        self.progress = progress
+    def __init__(self, progress: SuiteProgress, where: str, live: bool):
+        """Args:
+        progress: what is shown.
+        where: the runs work, and how many at a time.
+        live: show the running runs, if stderr is a terminal.
+        """
+        self.progress, self.where = progress, where
         self.console = Console(stderr=True, highlight=False)
         self.live = Live(console=self.console, refresh_per_second=4) if live and sys.stderr.isatty() else None
         self.refreshed = 0.0
@@ -75,8 +80,8 @@ class Display:
     def __enter__(self) -> "Display":
         if self.live:
             self.live.start()
-        done, total, jobs = self.progress.done, self.progress.total, self.progress.jobs
-        self.print(f"{total} runs: {done} finished before, {total - done} to do, {jobs} at a time")
+        done, total = self.progress.done, self.progress.total
+        self.print(f"{total} runs: {done} finished before, {total - done} to do, {self.where}")
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -87,12 +92,17 @@ class Display:
     def print(self, line: str) -> None:
         self.console.print(line, soft_wrap=True, markup=False)
 
-    def run_started(self, run: PlannedRun) -> None:
-        self.progress.running.append(run)
+    def run_started(self, run: PlannedRun, node: str = "") -> None:
+        self.progress.running[run.name] = (run, node)
         epoch = self.progress.epoch(run)
         resumed = f" from epoch {epoch}" if epoch else ""
         if not self.live:
-            self.print(f"starts {run_label(run)}{resumed}")
+            self.print(f"starts {run_label(run)}{resumed}{f' on {node}' if node else ''}")
+
+    def run_lost(self, run: PlannedRun, node: str, reason: str) -> None:
+        self.progress.running.pop(run.name, None)
+        place = f" on {node}" if node else ""
+        self.print(f"LOST   {run_label(run)}{place}: {reason}; goes on elsewhere from epoch {self.progress.epoch(run)}")
 
     def run_finished(self, run: PlannedRun) -> None:
         self.progress.finish(run, succeeded=True)
@@ -119,12 +129,12 @@ class Display:
     def _live_lines(self) -> Group:
         progress = self.progress
         grid = Table.grid(padding=(0, 2))
-        for run in progress.running:
+        for run, node in progress.running.values():
             metrics = progress.metrics(run)
             epoch = int(metrics[-1].get("epoch", 0)) if metrics else 0
             rate = f"{metrics[-1]['images_per_second']:,.0f} img/s" if epoch else ""
             state = f"epoch {epoch}/{run.epochs}" if epoch < run.epochs else "scoring"
-            grid.add_row(run_label(run), ProgressBar(run.epochs, epoch, width=20), state, rate)
+            grid.add_row(run_label(run), ProgressBar(run.epochs, epoch, width=20), state, rate, node)
         return Group(
             grid,
             Text.assemble((self._suite_line(), "bold")),

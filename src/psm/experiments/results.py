@@ -67,6 +67,10 @@ class Study:
     def lock(self, name: str) -> Path:
         return self.folder / "locks" / name
 
+    def job(self, name: str) -> Path:
+        """What a run's worker process is told to do."""
+        return self.folder / "jobs" / f"{name}.json"
+
     def csv(self, name: str) -> Path:
         return self.folder / f"{name}.csv"
 

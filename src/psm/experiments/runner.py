@@ -1,13 +1,11 @@
-"""Running a plan: several runs at a time, each in its own process; finished runs are not repeated.
+"""Running a plan: several runs at a time, where an executor says, each in its own process; finished runs stay.
 
 The suite locks the study's folder. A failed run is recorded with its log and the others go on. A killed suite is
 continued by the same command: runs are named by their settings and resumed from their folders.
 """
 
-import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -20,6 +18,9 @@ from typing import Any
 from psm.config import merge as settings
 from psm.config.schema import EvaluateConfig, PretrainConfig
 from psm.experiments.display import Display, SuiteProgress
+from psm.experiments.executors import Ended, Event, Executor, Lost, Started
+from psm.experiments.executors.local import LocalExecutor
+from psm.experiments.job import Job
 from psm.experiments.plan import Plan, PlannedRun, Request, data_name, make_plan
 from psm.experiments.results import (
     Study,
@@ -30,13 +31,11 @@ from psm.experiments.results import (
     read_csv,
     write_csv,
 )
-from psm.experiments.worker import Job
 from psm.utils.errors import UserError
 from psm.utils.locking import locked
 from psm.utils.resources import write_error
 
-POLL_SECONDS = 0.2  # between checks of the running processes
-TERMINATE_SECONDS = 10.0  # from SIGTERM to SIGKILL
+POLL_SECONDS = 0.2  # between questions to the executor
 
 
 @dataclass(frozen=True)
@@ -50,60 +49,55 @@ class SuiteResult:
 
 
 @dataclass
-class RunProcess:
-    """A run and its worker process."""
-
-    run: PlannedRun
-    process: subprocess.Popen[bytes]
-    baselines: bool  # whether it also scores the baselines
-
-
-@dataclass
 class Suite:
-    """Trains and scores runs in worker processes, ``jobs`` at a time."""
+    """Gives runs to an executor, as many at a time as it takes, and keeps the study's files up to date."""
 
     study: Study
-    jobs: int
+    executor: Executor
     commit: str
     display: Display
-    running: list[RunProcess] = field(default_factory=list)
+    submitted: dict[str, Job] = field(default_factory=dict)
     failed: list[PlannedRun] = field(default_factory=list)
 
     def work(self, runs: Sequence[PlannedRun]) -> None:
-        """Work on all runs. No process is left behind, however this ends."""
+        """Work on all runs, to the end of the last one."""
         waiting = list(runs)
-        try:
-            while waiting or self.running:
-                while waiting and len(self.running) < self.jobs:
-                    self._start(waiting.pop(0))
-                for ended in [one for one in self.running if one.process.poll() is not None]:
-                    self.running.remove(ended)
-                    self._record_end(ended)
-                self.display.refresh()
-                time.sleep(POLL_SECONDS)
-        finally:
-            _stop(self.running)
+        while waiting or self.submitted:
+            while waiting and len(self.submitted) < self.executor.jobs:
+                self._submit(waiting.pop(0))
+            for event in self.executor.poll():
+                self._handle(event)
+            self.display.refresh()
+            time.sleep(POLL_SECONDS)
 
-    def _start(self, run: PlannedRun) -> None:
-        in_work = any(other.baselines and other.run.baselines == run.baselines for other in self.running)
+    def _submit(self, run: PlannedRun) -> None:
+        in_work = any(job.baselines and job.run.baselines == run.baselines for job in self.submitted.values())
         baselines = not in_work and not has_baselines(self.study, run)
-        job = Job(str(self.study.folder), run, baselines, self.commit, os.getpid())
-        process = _start_worker(job, self.study.log(run.name), _worker_environment(self.jobs))
-        self.running.append(RunProcess(run, process, baselines))
-        self.display.run_started(run)
+        job = Job(str(self.study.folder.resolve()), run, baselines, self.commit)
+        self.submitted[run.name] = job
+        self.executor.submit(job)
 
-    def _record_end(self, ended: RunProcess) -> None:
+    def _handle(self, event: Event) -> None:
+        run = self.submitted[event.run].run
+        if isinstance(event, Started):
+            self.display.run_started(run, event.node)
+        elif isinstance(event, Lost):
+            self.display.run_lost(run, event.node, event.reason)
+        else:
+            del self.submitted[event.run]
+            self._record_end(run, event)
+
+    def _record_end(self, run: PlannedRun, ended: Ended) -> None:
         """Collect the results of a run that succeeded, or add it to failures.csv."""
-        run, code = ended.run, ended.process.returncode
         failures: list[dict[str, Any]] = [
             dict(row) for row in read_csv(self.study.csv("failures")) if row["run"] != run.name
         ]
-        if code == 0 and is_finished(self.study, run):
+        if ended.code == 0 and is_finished(self.study, run):
             self.display.run_finished(run)
             collect_records(self.study)
         else:
             self.failed.append(run)
-            failures.append(_failure(self.study, run, code))
+            failures.append(_failure(self.study, run, ended))
             self.display.run_failed(run, failures[-1]["reason"])
         if failures or self.study.csv("failures").exists():
             write_csv(self.study.csv("failures"), failures)
@@ -120,12 +114,14 @@ def run_experiments(request: Request) -> SuiteResult:
         add_entries(study, plan.entries)
         collect_records(study)
         missing = _missing(study, plan)  # another suite may have worked on it until now
-        progress = SuiteProgress(study, len(plan.runs), missing, request.config.jobs)
-        with Display(progress, request.config.progress) as display:
-            suite = Suite(study, request.config.jobs, package_commit(), display)
+        executor = LocalExecutor(request.config.jobs)
+        progress = SuiteProgress(study, len(plan.runs), missing)
+        with Display(progress, executor.describe(), request.config.progress) as display:
+            suite = Suite(study, executor, package_commit(), display)
             try:
                 suite.work(missing)
             finally:
+                executor.stop()
                 collect_records(study)
     return SuiteResult(study, plan, len(plan.runs) - len(missing), tuple(suite.failed))
 
@@ -152,49 +148,7 @@ def _missing(study: Study, plan: Plan) -> list[PlannedRun]:
     return missing
 
 
-def _start_worker(job: Job, log: Path, environment: dict[str, str]) -> subprocess.Popen[bytes]:
-    """Start the process of a run; its output is appended to the log."""
-    log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("ab") as file:
-        file.write(f"--- {datetime.now(UTC).isoformat(timespec='seconds')} {job.run.name}\n".encode())
-        file.flush()
-        process = subprocess.Popen(
-            [sys.executable, "-m", "psm.experiments.worker"],
-            stdin=subprocess.PIPE,
-            stdout=file,
-            stderr=subprocess.STDOUT,
-            env=environment,
-            start_new_session=True,  # an interrupt at the terminal reaches the suite only
-        )
-    assert process.stdin is not None
-    with suppress(BrokenPipeError):  # a process that died at once is handled as any other that failed
-        process.stdin.write(job.to_json().encode())
-        process.stdin.close()
-    return process
-
-
-def _worker_environment(jobs: int) -> dict[str, str]:
-    """The environment with the cores divided among the runs, unless OMP_NUM_THREADS is set."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return {"OMP_NUM_THREADS": str(max(1, cores // jobs))} | os.environ
-
-
-def _stop(running: Sequence[RunProcess]) -> None:
-    """Terminate the processes, and kill those that do not end in time."""
-    for one in running:
-        with suppress(ProcessLookupError):
-            os.killpg(one.process.pid, signal.SIGTERM)
-    deadline = time.monotonic() + TERMINATE_SECONDS
-    for one in running:
-        try:
-            one.process.wait(max(0.0, deadline - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            with suppress(ProcessLookupError):
-                os.killpg(one.process.pid, signal.SIGKILL)
-            one.process.wait()
-
-
-def _failure(study: Study, run: PlannedRun, code: int) -> dict[str, Any]:
+def _failure(study: Study, run: PlannedRun, ended: Ended) -> dict[str, Any]:
     """A row of failures.csv."""
     log = study.log(run.name)
     return {
@@ -202,7 +156,7 @@ def _failure(study: Study, run: PlannedRun, code: int) -> dict[str, Any]:
         "title": run.title,
         "data": data_name(run.data),
         "seed": run.seed,
-        "reason": _failure_reason(log, code),
+        "reason": ended.reason or _failure_reason(log, ended.code),
         "log": str(log.relative_to(study.folder)),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
     }
@@ -214,7 +168,8 @@ def _failure_reason(log: Path, code: int) -> str:
         with suppress(ValueError):
             name = signal.Signals(-code).name
             return f"ended by {name}{', which the kernel sends when memory runs out' * (name == 'SIGKILL')}"
-    lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    text = log.read_text(errors="replace") if log.exists() else ""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
     last = lines[-1].removeprefix("psm: ") if lines and not lines[-1].startswith("---") else ""
     return last or f"ended with code {code}"
 

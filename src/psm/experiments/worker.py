@@ -1,23 +1,24 @@
 """One run of a suite in its own process: train or resume it, score it, measure its gradients, write its record.
 
-Started by the suite as `python -m psm.experiments.worker` with a job as JSON on standard input. Exits when the suite
-is gone, so that no run is trained by two processes.
+Started as `python -m psm.experiments.worker JOB.json PARENT`. Exits when the process PARENT is gone, so that no run is
+trained by two processes; without PARENT it runs to its end, to repeat a run by hand. A run with several devices starts
+its further processes by the same line: these train along and leave.
 """
 
-import json
 import logging
 import os
 import platform
 import sys
 import threading
 import time
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from psm.config.schema import MAY_CHANGE
+from psm.experiments.job import Job
 from psm.experiments.plan import BASELINES, PlannedRun, data_name
 from psm.experiments.results import Study, has_gradients, read_record, write_record
 from psm.methods.plugins import load_plugins
@@ -29,35 +30,24 @@ from psm.utils.resources import resources_explained
 from psm.utils.run_folder import RunFolder
 
 
-@dataclass(frozen=True)
-class Job:
-    """The work of one worker process."""
-
-    out: str  # folder of the study
-    run: PlannedRun
-    baselines: bool  # whether to score raw pixels and an untrained encoder too
-    commit: str
-    suite_pid: int  # the worker exits with this process
-
-    def to_json(self) -> str:
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def from_json(cls, text: str) -> "Job":
-        content = json.loads(text)
-        return cls(**content | {"run": PlannedRun(**content["run"])})
-
-
-def main() -> int:
+def main(arguments: Sequence[str]) -> int:
     """Exit code 0 if the run is recorded, 1 if it failed; the reason is the last line on stderr."""
-    job = Job.from_json(sys.stdin.read())
-    _exit_with(job.suite_pid)
+    from psm.training.exchange import inherited
+
+    path, *parent = arguments
+    job = Job.read(Path(path))
+    first = inherited() is None  # else a process of several devices, started by the first one
+    if parent:
+        _exit_with(int(parent[0]) if first else os.getppid())
     keep_freed_memory()
     logging.basicConfig(level=logging.WARNING, format="psm: %(message)s")
     try:
         with resources_explained():
             load_plugins(job.run.settings.get("plugins", []))
-            work(job)
+            if first:
+                work(job)
+            else:
+                _train(job.study, job.run)
     except (UserError, Diverged, ResourceError) as error:
         print(f"psm: {error}", file=sys.stderr)
         return 1
@@ -66,21 +56,20 @@ def main() -> int:
 
 def work(job: Job) -> None:
     """Train and score a run, continuing what another process began."""
-    study = Study(Path(job.out))
-    lock = study.lock(job.run.name)
+    lock = job.study.lock(job.name)
     lock.parent.mkdir(parents=True, exist_ok=True)
     with locked(lock):  # a worker whose suite was killed may need a moment to exit
-        _train(study, job.run)
-        _score(study, job)
+        if not _is_trained(RunFolder(job.study.run(job.name)), job.run.epochs):
+            _train(job.study, job.run)
+        _score(job.study, job)
 
 
 def _train(study: Study, run: PlannedRun) -> None:
     from psm.training.pretrain import run_pretraining
 
-    if not _is_trained(RunFolder(study.run(run.name)), run.epochs):
-        call = {"out": str(study.run(run.name)), "resume": "auto", "progress": False}
-        # What the plan says is all there is to say: nothing depends on the device, and init= gives weights alone.
-        run_pretraining({"preset": "paper"}, run.settings, call, take_over=False)
+    call = {"out": str(study.run(run.name)), "resume": "auto", "progress": False}
+    # What the plan says is all there is to say: nothing depends on the device, and init= gives weights alone.
+    run_pretraining({"preset": "paper"}, run.settings, call, take_over=False)
 
 
 def _is_trained(run: RunFolder, epochs: int) -> bool:
@@ -200,11 +189,11 @@ def hardware() -> str:
     return f"{name}, {cores}"
 
 
-def _exit_with(suite_pid: int) -> None:
-    """Exit soon after the suite's process has ended, however it ended."""
+def _exit_with(parent: int) -> None:
+    """Exit soon after the process that started this one has ended, however it ended."""
 
     def watch() -> None:
-        while os.getppid() == suite_pid:
+        while os.getppid() == parent:
             time.sleep(0.5)
         os._exit(1)
 
@@ -212,4 +201,4 @@ def _exit_with(suite_pid: int) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))
