@@ -34,7 +34,11 @@ def _parse(arguments: Sequence[str]) -> tuple[dict[str, Any], ...]:
     """Overrides from `key=value` arguments, each read by the command that it is a key of."""
     check_keys(argument.partition("=")[0] for argument in arguments)
     own = {row.key for row in settings.rows(Config)}
-    mine = [argument for argument in arguments if argument.partition("=")[0] in {*own, "config"}]
+    mine = [
+        argument
+        for argument in arguments
+        if (key := argument.partition("=")[0]) in {*own, "config"} or key.startswith("slurm.")
+    ]
     runs = [argument for argument in arguments if argument not in mine]
     *files, given = settings.parse(mine, Config)
     return (*files, given, *settings.parse(runs, PretrainConfig))

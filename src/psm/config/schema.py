@@ -33,6 +33,9 @@ MAY_CHANGE = {
     *("images.shard_cache", "images.workers"),
 }
 
+# Keys of `psm experiment run` about the machines that runs work on, which change no result.
+MACHINE_KEYS = ("jobs", "cpus", "gpus", "cluster", "slurm")
+
 
 @dataclass
 class ImagesConfig(Generic[Unset]):
@@ -398,7 +401,26 @@ class ExperimentConfig:
     methods: list[str] | None = key(
         None, "only rows of these methods, for example [psm,simclr]; none: all rows", filled=True
     )
-    jobs: int = key(1, "runs at a time, each with its share of the CPU's cores", at_least=1)
+    jobs: int | None = key(
+        None,
+        "runs at a time; none: as many as cpus= and gpus= leave room for, on this machine without either 1",
+        at_least=1,
+    )
+    cpus: int | None = key(None, "cores of a run, and its threads; none: divided among the runs", at_least=1)
+    gpus: float | None = key(
+        None,
+        "GPUs of a run, 0.5 for two runs on one; none: one for each of its devices where there are any",
+        at_least=0,
+    )
+    cluster: str | None = key(
+        None,
+        "where runs work: none for this machine, auto or ADDRESS for a Ray cluster, slurm for jobs of SLURM, submitit "
+        "for those of what submitit finds",
+        filled=True,
+    )
+    slurm: dict[str, Any] = key(
+        dict, "options of SLURM's jobs, for example slurm.partition=gpu slurm.time=720 (minutes)"
+    )
     progress: bool = key(True, "show a display with the time left; false: a line when a run starts and ends")
     knn: KnnConfig = key(KnnConfig, "")
     linear: LinearConfig = key(LinearConfig, "")

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, get_origin
 
 from psm.config import merge as settings
-from psm.config.schema import MAY_CHANGE, METHOD_GROUPS, EvaluateConfig, ExperimentConfig, PretrainConfig
+from psm.config.schema import MACHINE_KEYS, MAY_CHANGE, METHOD_GROUPS, EvaluateConfig, ExperimentConfig, PretrainConfig
 from psm.data.registry import NAMES
 from psm.experiments import catalog, presets
 from psm.experiments.catalog import Configuration, Experiment
@@ -22,6 +22,7 @@ from psm.utils.errors import UserError, did_you_mean
 
 # Keys of `psm pretrain` that the suite sets itself.
 RESERVED = ("out", "data", "method", "seed", "preset", "resume", "overwrite", "progress")
+FREE_GROUPS = ("trainer", "ddp", "slurm")  # groups that take any key
 DATA_TITLES = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "tiny-imagenet": "TinyImageNet", "shapes": "Shapes"}
 BASELINES = {"raw pixels": "Raw pixels", "untrained encoder": "Untrained encoder"}
 
@@ -85,7 +86,9 @@ def read_request(names: Sequence[str], *overrides: Mapping[str, Any]) -> Request
     passed: dict[str, Any] = {}
     for override in overrides:
         for dotted, value in settings.flatten(override, own_rows):
-            if dotted in own_rows:
+            if dotted.startswith("slurm."):
+                own[dotted] = value
+            elif dotted in own_rows:
                 is_list = all(get_origin(kind) is list for kind in own_rows[dotted].kinds) and value is not None
                 own[dotted] = [value] if is_list and not isinstance(value, (list, tuple)) else value
             else:
@@ -109,7 +112,7 @@ def check_keys(dotted_keys: Iterable[str]) -> None:
     passed = [row.key for row in settings.rows(PretrainConfig) if row.key not in RESERVED]
     known = [*own, *passed, "config"]
     for dotted in dotted_keys:
-        if dotted in known or dotted.partition(".")[0] in (*METHOD_GROUPS, "trainer"):
+        if dotted in known or dotted.partition(".")[0] in (*METHOD_GROUPS, *FREE_GROUPS):
             continue
         if dotted in ("seed", "method"):
             raise UserError(f"{dotted!r} is set by the suite: give {dotted}s=[...] instead.")
@@ -208,7 +211,7 @@ def _planned_run(row: Configuration, request: Request, preset: presets.Preset, d
     full = resolved(overrides)
     evaluation = _evaluation_settings(request.config, seed)
     changed = _changes(full) | _own_keys(row)
-    identity = {k: v for k, v in full.items() if k not in MAY_CHANGE and not _is_off(k, v)}
+    identity = {k: v for k, v in full.items() if not _about_machine(k) and not _is_off(k, v)}
     words = [data_title(data).lower(), full["method"], *(_slug(k, v) for k, v in changed.items()), f"s{seed}"]
     of_baselines = ("images.", "views.size", "encoder", "stem", "data", "seed", "precision")
     baselines = _hash({k: v for k, v in identity.items() if k.startswith(of_baselines)})
@@ -228,7 +231,9 @@ def _planned_run(row: Configuration, request: Request, preset: presets.Preset, d
 
 def command_of(name: str, request: Request) -> str:
     """The command that repeats an experiment, without keys about this machine."""
-    given = {k: v for k, v in request.given.items() if k not in MAY_CHANGE}
+    given = {
+        k: v for k, v in request.given.items() if not _about_machine(k) and k.partition(".")[0] not in MACHINE_KEYS
+    }
     given = {"preset": request.config.preset} | given
     if given.get("init") is not None:
         given["init"] = Path(given["init"]).name
@@ -330,8 +335,13 @@ def _protocol(request: Request, preset: presets.Preset, data: str) -> str:
     full |= _evaluation_settings(request.config, 0)
     if tuned := _tuned(request, preset).get(data_name(data)):
         full["tuned"] = json.dumps(tuned, sort_keys=True)
-    excluded = {*MAY_CHANGE, "seed", "method", "monitor.purity"}
-    return _hash({k: v for k, v in full.items() if k not in excluded and not _is_off(k, v)})
+    shared = {k: v for k, v in full.items() if k not in ("seed", "method", "monitor.purity")}
+    return _hash({k: v for k, v in shared.items() if not _about_machine(k) and not _is_off(k, v)})
+
+
+def _about_machine(dotted: str) -> bool:
+    """True for a key that changes no result."""
+    return dotted in MAY_CHANGE or dotted.partition(".")[0] in (*MAY_CHANGE, *MACHINE_KEYS)
 
 
 @cache

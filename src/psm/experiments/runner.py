@@ -19,7 +19,7 @@ from psm.config import merge as settings
 from psm.config.schema import EvaluateConfig, PretrainConfig
 from psm.experiments.display import Display, SuiteProgress
 from psm.experiments.executors import Ended, Event, Executor, Lost, Started
-from psm.experiments.executors.local import LocalExecutor
+from psm.experiments.executors.local import make_local
 from psm.experiments.job import Job
 from psm.experiments.plan import Plan, PlannedRun, Request, data_name, make_plan
 from psm.experiments.results import (
@@ -114,7 +114,7 @@ def run_experiments(request: Request) -> SuiteResult:
         add_entries(study, plan.entries)
         collect_records(study)
         missing = _missing(study, plan)  # another suite may have worked on it until now
-        executor = LocalExecutor(request.config.jobs)
+        executor = make_local(request.config, len(missing), request.keys)
         progress = SuiteProgress(study, len(plan.runs), missing)
         with Display(progress, executor.describe(), request.config.progress) as display:
             suite = Suite(study, executor, package_commit(), display)

@@ -37,7 +37,7 @@ def start_worker(job: Job, variables: Mapping[str, str], node: str = "") -> Work
             stdout=file,
             stderr=subprocess.STDOUT,
             env={**os.environ, **variables},
-            start_new_session=True,  # an interrupt at the terminal reaches the suite only
+            process_group=0,  # an interrupt at the terminal reaches the suite only
         )
 
 
