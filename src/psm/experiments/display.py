@@ -29,6 +29,7 @@ class SuiteProgress:
         self.study, self.total = study, total
         self.done, self.failed = total - len(missing), 0
         self.started = time.monotonic()
+        self.waiting = {run.name for run in missing}
         self.epochs = {run.name: run.epochs for run in missing}
         self.epochs_before = {run.name: self.epoch(run) for run in missing}  # by a suite that was stopped
         self.epochs_now = dict(self.epochs_before)
@@ -46,6 +47,9 @@ class SuiteProgress:
     def finish(self, run: PlannedRun, succeeded: bool) -> None:
         """Count a run; the epochs that a failed run did not reach are no longer waited for."""
         self.running.pop(run.name, None)
+        if run.name not in self.waiting:  # it was counted, and has scored the baselines once more
+            return
+        self.waiting.remove(run.name)
         self.done += succeeded
         self.failed += not succeeded
         self.epochs_now[run.name] = self.epochs[run.name]
@@ -81,7 +85,7 @@ class Display:
         if self.live:
             self.live.start()
         done, total = self.progress.done, self.progress.total
-        self.print(f"{total} runs: {done} finished before, {total - done} to do, {self.where}")
+        self.print(f"{total} runs: {done} finished before, {total - done} to do{self.where and f', {self.where}'}")
         return self
 
     def __exit__(self, *error: object) -> None:

@@ -5,21 +5,20 @@ continued by the same command: runs are named by their settings and resumed from
 """
 
 import signal
-import subprocess
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from psm.config import merge as settings
 from psm.config.schema import EvaluateConfig, PretrainConfig
+from psm.experiments.code_version import package_commit
 from psm.experiments.display import Display, SuiteProgress
 from psm.experiments.executors import Ended, Event, Executor, Lost, Started
-from psm.experiments.executors.local import make_local
+from psm.experiments.executors.choose import make_executor
 from psm.experiments.job import Job
 from psm.experiments.plan import Plan, PlannedRun, Request, data_name, make_plan
 from psm.experiments.results import (
@@ -108,22 +107,34 @@ def run_experiments(request: Request) -> SuiteResult:
     plan = make_plan(request)
     study = Study(Path(request.config.out).expanduser())
     missing = _missing(study, plan)
+    executor: Executor | None = None
     if missing:
         _check_settings(missing[0])
-    with _locked_folder(study):
-        add_entries(study, plan.entries)
-        collect_records(study)
-        missing = _missing(study, plan)  # another suite may have worked on it until now
-        executor = make_local(request.config, len(missing), request.keys)
-        progress = SuiteProgress(study, len(plan.runs), missing)
-        with Display(progress, executor.describe(), request.config.progress) as display:
-            suite = Suite(study, executor, package_commit(), display)
-            try:
-                suite.work(missing)
-            finally:
-                executor.stop()
-                collect_records(study)
-    return SuiteResult(study, plan, len(plan.runs) - len(missing), tuple(suite.failed))
+        executor = make_executor(request, missing)
+    try:
+        with _locked_folder(study):
+            add_entries(study, plan.entries)
+            collect_records(study)
+            missing = _missing(study, plan) if executor else []  # another suite may have worked on it until now
+            progress = SuiteProgress(study, len(plan.runs), missing)
+            with Display(progress, executor.describe() if executor else "", request.config.progress) as display:
+                failed = _work(Suite(study, executor, package_commit(), display), plan, missing) if executor else []
+    finally:
+        if executor:
+            executor.close()
+    return SuiteResult(study, plan, len(plan.runs) - len(missing), tuple(failed))
+
+
+def _work(suite: Suite, plan: Plan, missing: Sequence[PlannedRun]) -> list[PlannedRun]:
+    """Work on the missing runs; gives those that failed. No process is left behind, however this ends."""
+    try:
+        suite.work(missing)
+        # The run that was to score them may have failed: another one of the same data and seed does.
+        suite.work([run for run in _missing(suite.study, plan) if is_finished(suite.study, run)])
+    finally:
+        suite.executor.stop()
+        collect_records(suite.study)
+    return suite.failed
 
 
 def _check_settings(run: PlannedRun) -> None:
@@ -191,19 +202,3 @@ def _locked_folder(study: Study) -> Iterator[None]:
         if not acquired:
             raise UserError(f"out={folder} is in use by another suite: wait for it or name another out.")
         yield
-
-
-def package_commit() -> str:
-    """The commit of the checkout that the package runs from, or its version where there is none."""
-    here = Path(__file__).resolve()
-
-    def git(*words: str) -> str:
-        command = ["git", "-C", str(here.parent), *words]
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-
-    try:
-        git("ls-files", "--error-unmatch", here.name)  # the package may lie within another repository
-        changed = "+changes" if git("status", "--porcelain", "--untracked-files=no", "--", "../..") else ""
-        return git("rev-parse", "--short=12", "HEAD") + changed
-    except (OSError, subprocess.CalledProcessError):
-        return f"version {version('psm')}"

@@ -8,6 +8,7 @@ its further processes by the same line: these train along and leave.
 import logging
 import os
 import platform
+import signal
 import sys
 import threading
 import time
@@ -39,6 +40,8 @@ def main(arguments: Sequence[str]) -> int:
     first = inherited() is None  # else a process of several devices, started by the first one
     if parent:
         _exit_with(int(parent[0]) if first else os.getppid())
+    if hasattr(signal, "SIGUSR2"):  # submitit's, sent to all processes of a job; the one that it is for ends this one
+        signal.signal(signal.SIGUSR2, signal.SIG_IGN)
     keep_freed_memory()
     logging.basicConfig(level=logging.WARNING, format="psm: %(message)s")
     try:

@@ -51,3 +51,6 @@ class Executor(Protocol):
 
     def stop(self) -> None:
         """End all jobs; their checkpoints are kept. No process is left behind."""
+
+    def close(self) -> None:
+        """Leave the cluster. Called once, after all else."""

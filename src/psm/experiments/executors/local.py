@@ -61,6 +61,9 @@ class LocalExecutor:
         stop_workers(list(self.workers.values()))
         self.workers.clear()
 
+    def close(self) -> None:
+        pass
+
 
 def make_local(config: ExperimentConfig, runs: int, settings: Mapping[str, Any]) -> LocalExecutor:
     """The executor of this machine.

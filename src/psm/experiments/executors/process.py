@@ -16,13 +16,14 @@ TERMINATE_SECONDS = 10.0  # from SIGTERM to SIGKILL
 Worker = subprocess.Popen[bytes]
 
 
-def start_worker(job: Job, variables: Mapping[str, str], node: str = "") -> Worker:
+def start_worker(job: Job, variables: Mapping[str, str], node: str = "", cwd: str | None = None) -> Worker:
     """Start the process of a run, which ends with this process; its output is appended to the log.
 
     Args:
         job: what to work on.
         variables: put over the environment of this process.
         node: name of this machine for the log.
+        cwd: working directory of the process; None: that of this one.
     """
     path = job.write()
     log = job.study.log(job.name)
@@ -37,15 +38,16 @@ def start_worker(job: Job, variables: Mapping[str, str], node: str = "") -> Work
             stdout=file,
             stderr=subprocess.STDOUT,
             env={**os.environ, **variables},
+            cwd=cwd,
             process_group=0,  # an interrupt at the terminal reaches the suite only
         )
 
 
-def stop_workers(workers: Sequence[Worker]) -> None:
+def stop_workers(workers: Sequence[Worker], seconds: float = TERMINATE_SECONDS) -> None:
     """Terminate the processes and those that they started, and kill those that do not end in time."""
     for worker in workers:
         _send(worker, signal.SIGTERM)
-    deadline = time.monotonic() + TERMINATE_SECONDS
+    deadline = time.monotonic() + seconds
     for worker in workers:
         try:
             worker.wait(max(0.0, deadline - time.monotonic()))

@@ -66,7 +66,7 @@ def choose_share(
         cpus, gpus: the user's keys.
         settings: dotted keys of `psm pretrain` that all runs share.
     """
-    processes = _devices(settings)
+    processes = count_devices(settings)
     present = any(machine.gpus for machine in machines)
     if gpus is None:
         gpus = processes if present and settings.get("accelerator", "auto") not in ("cpu", "mps", "tpu") else 0
@@ -91,7 +91,7 @@ def refuse_too_much(machines: Sequence[Machine], share: Share, where: str) -> No
     )
 
 
-def _devices(settings: Mapping[str, Any]) -> int:
+def count_devices(settings: Mapping[str, Any]) -> int:
     """Processes of a run on its machine."""
     devices = str(settings.get("devices", "auto"))
     if devices.isdigit():
