@@ -18,6 +18,10 @@ def make_executor(request: Request, runs: Sequence[PlannedRun]) -> Executor:
         from psm.experiments.executors.local import make_local
 
         return make_local(request.config, len(runs), request.keys)
+    if cluster in ("slurm", "submitit"):
+        from psm.experiments.executors.submitit import make_submitit
+
+        return make_submitit(request, runs)
     from psm.experiments.executors.ray import make_ray
 
     return make_ray(request, runs)
