@@ -10,12 +10,17 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import redirect_stderr
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from helpers import needs_browser, page_widths, run_psm
+from helpers import needs_browser, page_widths, run_psm, start_psm
+from psm.cli.main import main
+from psm.experiments import runner, worker
+from psm.experiments.executors import Ended, Started
 from psm.utils.files import read_lines
 
 SMOKE = ("preset=smoke", "epochs=4", "jobs=2", "monitor.every=4")
@@ -38,6 +43,42 @@ def table(out: Any, name: Any) -> Any:
         return list(csv.DictReader(file))
 
 
+class InProcess:
+    """An executor that works on each run in the process of the test: importing torch anew takes longer than a run."""
+
+    jobs = 1
+
+    def __init__(self, *arguments: Any):
+        self.events: list[Any] = []
+
+    def describe(self) -> str:
+        return "in the process of the test"
+
+    def submit(self, job: Any) -> None:
+        log = job.study.log(job.name)
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with log.open("a") as file, redirect_stderr(file):
+            code = worker.main([str(job.write())])
+        self.events += [Started(job.name), Ended(job.name, code)]
+
+    def poll(self) -> Any:
+        events, self.events = self.events, []
+        return events
+
+    def stop(self) -> None:
+        pass
+
+    close = stop
+
+
+@pytest.fixture(scope="module")
+def in_process() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(runner, "make_executor", InProcess)
+        patch.setattr(runner, "POLL_SECONDS", 0.0)
+        yield
+
+
 def scores(out: Any, title: Any) -> Any:
     return {
         (row["seed"], row["score"]): (row["top1"], row["top5"])
@@ -47,11 +88,10 @@ def scores(out: Any, title: Any) -> Any:
 
 
 @pytest.fixture(scope="module")
-def study(tmp_path_factory: pytest.TempPathFactory) -> Any:
+def study(tmp_path_factory: pytest.TempPathFactory, in_process: None) -> Any:
     """Figures 1 and 2 at the smallest scale, through the command line."""
     out = tmp_path_factory.mktemp("studies") / "study"
-    result = psm("run", "figure1", "figure2", f"out={out}", "methods=[psm,mocov2]", *SMOKE)
-    assert result.returncode == 0, result.stderr
+    assert main(["experiment", "run", "figure1", "figure2", f"out={out}", "methods=[psm,mocov2]", *SMOKE]) == 0
     return out
 
 
@@ -82,15 +122,19 @@ def test_finished_runs_are_not_repeated(study: Any) -> None:
 
 
 def worker_of(suite: Any) -> Any:
-    """The process that a suite has started."""
+    """The worker process that a suite has started."""
     listed = subprocess.run(["ps", "-e", "-o", "pid=,ppid="], capture_output=True, text=True).stdout
     pairs = (map(int, line.split()) for line in listed.splitlines())
     return next((pid for pid, parent in pairs if parent == suite.pid), None)
 
 
+def is_running(suite: Any) -> bool:
+    return suite.poll() is None if isinstance(suite, subprocess.Popen) else suite.is_alive()
+
+
 def until_an_epoch_is_done(suite: Any, out: Any) -> None:
     deadline = time.monotonic() + 120
-    while time.monotonic() < deadline and suite.poll() is None:
+    while time.monotonic() < deadline and is_running(suite):
         if any(read_lines(path) for path in (out / "runs").glob("*/metrics.jsonl")):
             return
         time.sleep(0.01)
@@ -100,11 +144,12 @@ def until_an_epoch_is_done(suite: Any, out: Any) -> None:
 def test_a_killed_run_is_reported_and_continued_to_the_same_results(study: Any, tmp_path: Path) -> None:
     out = tmp_path / "study"
     arguments = ("run", "figure2", f"out={out}", *SMOKE)
-    suite = subprocess.Popen(command(*arguments), stderr=subprocess.PIPE, text=True, env=environment())
+    suite = start_psm("experiment", *arguments, output=tmp_path)
     until_an_epoch_is_done(suite, out)
     os.kill(worker_of(suite), signal.SIGKILL)
-    _, output = suite.communicate(timeout=120)
-    assert suite.returncode == 1, output
+    suite.join(300)
+    output = (tmp_path / "stderr").read_text()
+    assert suite.exitcode == 1, output
     assert "ended by SIGKILL" in output
     (failure,) = table(out, "failures")
     assert (out / failure["log"]).exists()
@@ -118,9 +163,9 @@ def test_a_killed_run_is_reported_and_continued_to_the_same_results(study: Any, 
     assert table(out, "failures") == []
 
 
-def test_one_failure_does_not_stop_the_rest(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from psm.cli.main import main
-
+def test_one_failure_does_not_stop_the_rest(
+    in_process: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     out = tmp_path / "study"
     data = f"data=[{tmp_path}/nowhere,shapes]"
     assert main(["experiment", "run", "table1", f"out={out}", "preset=smoke", "methods=simclr", data]) == 1
@@ -133,7 +178,7 @@ def test_one_failure_does_not_stop_the_rest(tmp_path: Path, capsys: pytest.Captu
     assert "SimCLR, seed 0 failed" in (out / "report" / "table1.html").read_text()
 
 
-def test_results_of_a_folder_do_not_say_where_it_lies(tmp_path: Path) -> None:
+def test_results_of_a_folder_do_not_say_where_it_lies(in_process: None, tmp_path: Path) -> None:
     import numpy
     from PIL import Image
 
@@ -143,15 +188,14 @@ def test_results_of_a_folder_do_not_say_where_it_lies(tmp_path: Path) -> None:
         pixels = draw.integers(0, 256, (16, 16, 3), dtype=numpy.uint8)
         Image.fromarray(pixels).save(tmp_path / "pets" / label / f"{index}.png")
     out = tmp_path / "study"
-    result = psm("run", "table1", f"out={out}", "preset=smoke", "methods=byol", f"data={tmp_path / 'pets'}")
-    assert result.returncode == 0, result.stderr
+    keys = [f"out={out}", "preset=smoke", "methods=byol", f"data={tmp_path / 'pets'}"]
+    assert main(["experiment", "run", "table1", *keys]) == 0
     assert {row["data"] for row in table(out, "results")} == {"pets"}
     kept = [path for path in (*out.glob("*.csv"), *out.glob("records/*"), *out.glob("report/*")) if path.is_file()]
     assert [path.name for path in kept if str(tmp_path).encode() in path.read_bytes()] == []
 
 
 def test_two_suites_do_not_share_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from psm.cli.main import main
     from psm.utils.locking import locked
 
     (tmp_path / ".psm-study").touch()
@@ -173,6 +217,16 @@ def test_a_killed_suite_leaves_nothing_that_breaks_the_next(study: Any, tmp_path
     again = psm(*arguments)  # at once: the worker of the suite that was killed may still be there
     assert again.returncode == 0, again.stderr
     assert scores(out, "mocov2") == scores(study, "mocov2")
+
+
+@pytest.mark.slow
+def test_a_run_with_two_devices_works_inside_a_suite(tmp_path: Path) -> None:
+    """The second process reads the same job, trains along and leaves before the run is scored."""
+    out = tmp_path / "study"
+    result = psm("run", "table1", f"out={out}", "preset=smoke", "methods=simclr", "devices=2", "accelerator=cpu")
+    assert result.returncode == 0, result.stderr
+    assert len(scores(out, "simclr")) == 2
+    assert "2 x cpu" in next((out / "runs").glob("*/log.txt")).read_text()
 
 
 @pytest.mark.slow
@@ -244,8 +298,6 @@ def test_all_experiments_at_the_smallest_scale(tmp_path: Path) -> None:
 def test_mistakes_get_one_sentence(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: Any, expected: Any
 ) -> None:
-    from psm.cli.main import main
-
     out = tmp_path / "study"
     assert main(["experiment", *arguments, *([f"out={out}"] if arguments else [])]) == 2
     output = capsys.readouterr().err
@@ -255,8 +307,6 @@ def test_mistakes_get_one_sentence(
 
 
 def test_a_folder_that_is_no_study_is_never_touched(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from psm.cli.main import main
-
     (tmp_path / "mine.txt").write_text("mine")
     assert main(["experiment", "run", "figure2", "preset=smoke", f"out={tmp_path}"]) == 2
     assert "holds no study" in capsys.readouterr().err
@@ -264,7 +314,6 @@ def test_a_folder_that_is_no_study_is_never_touched(tmp_path: Path, capsys: pyte
 
 
 def test_help_lists_every_key_and_list_every_experiment(capsys: pytest.CaptureFixture[str]) -> None:
-    from psm.cli.main import main
     from psm.config import merge as settings
     from psm.config.schema import ExperimentConfig, PretrainConfig
     from psm.experiments import EXPERIMENTS, PRESETS
