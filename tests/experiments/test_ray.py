@@ -4,6 +4,7 @@ import json
 import os
 import socket
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -16,7 +17,7 @@ from psm.experiments.code_version import package_digest
 from psm.experiments.executors import Ended, Lost, Started, ray_cluster
 from psm.experiments.executors import ray as executor_module
 from psm.experiments.executors.ray_cluster import check_nodes, connect, node_names
-from psm.experiments.executors.remote_run import NodeInfo
+from psm.experiments.executors.remote_run import NodeInfo, Report
 from psm.experiments.job import Job
 from psm.experiments.plan import make_plan, read_request
 from psm.experiments.results import Study, read_record
@@ -153,6 +154,22 @@ def test_an_address_without_a_cluster_gets_a_sentence(address: str, expected: st
     assert not out.exists()
 
 
+def test_another_server_is_not_taken_for_ray() -> None:
+    """Ray itself would try for minutes."""
+    pytest.importorskip("ray")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def answer() -> None:
+            connection, _ = server.accept()
+            connection.recv(100)
+            connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+            connection.close()
+
+        threading.Thread(target=answer, daemon=True).start()
+        with pytest.raises(UserError, match="answers, but not as Ray does"):
+            connect(f"127.0.0.1:{server.getsockname()[1]}")
+
+
 def test_without_ray_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(UserError, match=r"pip install psm\[ray\]"):
@@ -232,3 +249,22 @@ def test_a_node_that_joins_with_other_code_is_left_out(
     assert "new is left out: it runs psm at def" in caplog.text
     with pytest.raises(UserError, match="no other node is left"):
         executor._begin(seat, "old", other)
+
+
+def test_a_run_that_is_told_to_end_moves_and_one_that_fails_does_not(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A node that is shut down in order sends SIGTERM to its processes."""
+    (run,) = make_plan(read_request(["figure2"], {"preset": "smoke"})).runs
+    executor = executor_module.RayExecutor(FakeRay(), 1, executor_module.Share(1, 0), {}, [], {"old": "old"})
+    monkeypatch.setattr(executor, "_place", lambda seat: None)
+    seat = executor_module.Seat(Job(str(tmp_path), run, False, "abc"), node="old", working=True)
+    executor.seats[run.name] = seat
+    moves = [executor._report(seat, Report(code, b"text\n"), 0.0) for code in (143, -15, 143, 143)]
+    assert moves[:3] == [[Lost(run.name, "old", "was told to end")]] * 3
+    assert isinstance(moves[3][0], Ended)
+    assert "4 nodes in a row" in moves[3][0].reason
+    executor.seats[run.name] = seat
+    assert executor._report(seat, Report(1), 0.0) == [Ended(run.name, 1)]
+    assert executor.seats == {}
+    assert Study(tmp_path).log(run.name).read_text() == "text\n" * 4

@@ -24,15 +24,17 @@ from psm.experiments.plan import BASELINES, PlannedRun, data_name
 from psm.experiments.results import Study, has_gradients, read_record, write_record
 from psm.methods.plugins import load_plugins
 from psm.ops import keep_freed_memory
-from psm.utils.errors import Diverged, ResourceError, UserError
+from psm.utils.errors import Diverged, Preempted, ResourceError, UserError
 from psm.utils.files import read_lines
 from psm.utils.locking import locked
 from psm.utils.resources import resources_explained
 from psm.utils.run_folder import RunFolder
 
+TERMINATED = 143  # exit code of a run that was told to end, and has written a checkpoint
+
 
 def main(arguments: Sequence[str]) -> int:
-    """Exit code 0 if the run is recorded, 1 if it failed; the reason is the last line on stderr."""
+    """Exit code 0 if the run is recorded, 1 if it failed, 143 after SIGTERM; the reason is the last line on stderr."""
     from psm.training.exchange import inherited
 
     path, *parent = arguments
@@ -54,6 +56,9 @@ def main(arguments: Sequence[str]) -> int:
     except (UserError, Diverged, ResourceError) as error:
         print(f"psm: {error}", file=sys.stderr)
         return 1
+    except Preempted as error:
+        print(f"psm: ended by {error}, with a checkpoint", file=sys.stderr)
+        return TERMINATED
     return 0
 
 

@@ -13,6 +13,8 @@ from psm.experiments.job import Job
 
 TERMINATE_SECONDS = 10.0  # from SIGTERM to SIGKILL
 
+TOLD_TO_END = (143, -signal.SIGTERM)  # exit codes of a worker after SIGTERM, with and without a last checkpoint
+
 Worker = subprocess.Popen[bytes]
 
 

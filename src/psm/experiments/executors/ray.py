@@ -16,7 +16,7 @@ from typing import Any
 from psm.data.registry import NAMES
 from psm.experiments.code_version import package_digest
 from psm.experiments.executors.base import Ended, Event, Lost, Started
-from psm.experiments.executors.process import TERMINATE_SECONDS
+from psm.experiments.executors.process import TERMINATE_SECONDS, TOLD_TO_END
 from psm.experiments.executors.ray_cluster import (
     ask_nodes,
     check_nodes,
@@ -188,6 +188,9 @@ class RayExecutor:
 
     def _report(self, seat: Seat, report: Report, now: float) -> list[Event]:
         self._store(seat, report)
+        if report.code in TOLD_TO_END:  # by a node that is shut down in order
+            self.ray.kill(seat.actor)
+            return self._move(seat, "was told to end")
         if report.code is not None:
             return [self._end(seat, report.code)]
         seat.next_report = now + REPORT_SECONDS
@@ -204,15 +207,19 @@ class RayExecutor:
             if now - seat.died_at < GRACE_SECONDS:
                 return []
             return [self._end(seat, 1, f"its process on {self._name(seat)} ended: {seat.reason}")]
+        return self._move(seat, "the node is gone")
+
+    def _move(self, seat: Seat, reason: str) -> list[Event]:
+        """Ask for another node, unless the run has lost too many of them."""
         last = _time_of(RunFolder(seat.job.study.run(seat.job.name)).checkpoint)
         seat.losses = seat.losses + 1 if last == seat.checkpoint else 1
         seat.checkpoint = last
         name, told = self._name(seat), seat.working
         if seat.losses > LOSSES:
-            reason = f"{seat.losses} nodes in a row were lost with no checkpoint in between"
-            return [self._end(seat, 1, f"{reason}, the last one {name}: {seat.reason}")]
+            said = f"{seat.losses} nodes in a row were lost with no checkpoint in between"
+            return [self._end(seat, 1, f"{said}, the last one {name}: {seat.reason or reason}")]
         self._place(seat)
-        return [Lost(seat.job.name, name, "the node is gone")] if told else []
+        return [Lost(seat.job.name, name, reason)] if told else []
 
     def _end(self, seat: Seat, code: int, reason: str = "") -> Ended:
         del self.seats[seat.job.name]

@@ -1,8 +1,10 @@
 """Connecting to a Ray cluster, and checking that its nodes can work on the runs of a suite."""
 
 import logging
+import os
 import socket
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +36,14 @@ def connect(address: str) -> tuple[Any, bool]:
         raise UserError(f"cluster={address} finds no Ray cluster: {first_line(error)} {advice}.") from None
     except (RuntimeError, ValueError, AssertionError, ImportError) as error:
         raise UserError(f"cluster={address} cannot be used: {' '.join(str(error).split())[:400]}") from None
+    _quiet(ray)
     return ray, True
+
+
+def _quiet(ray: Any) -> None:
+    """Keep Ray from printing the logs of a lost node into the suite's output, which no option of Ray's does."""
+    with suppress(AttributeError):
+        ray._private.worker._worker_logs_enabled = False
 
 
 def _check_address(address: str) -> None:
@@ -49,12 +58,22 @@ def _check_address(address: str) -> None:
             "submitit."
         )
     try:
-        socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS).close()
+        with socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS) as connection:
+            is_ray = "RAY_USE_TLS" in os.environ or _speaks_http2(connection)
     except (OSError, OverflowError) as error:
         raise UserError(
             f"cluster={address} does not answer ({getattr(error, 'strerror', None) or error}): check that "
             "`ray start --head` runs there, and that this machine reaches the port."
         ) from None
+    if not is_ray:
+        raise UserError(f"cluster={address} answers, but not as Ray does: give the port of `ray start --head`.")
+
+
+def _speaks_http2(connection: socket.socket) -> bool:
+    """True if the other side opens a connection as gRPC servers do, by a frame of settings."""
+    connection.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0")
+    header = connection.recv(9)
+    return len(header) >= 4 and header[3] == 4
 
 
 def machines_of(nodes: Iterable[Mapping[str, Any]]) -> list[Machine]:

@@ -16,7 +16,7 @@ from typing import Any
 
 from psm.experiments.code_version import package_commit, package_digest
 from psm.experiments.executors.base import Ended, Event, Lost, Started
-from psm.experiments.executors.process import TERMINATE_SECONDS, Worker, start_worker, stop_workers
+from psm.experiments.executors.process import TERMINATE_SECONDS, TOLD_TO_END, Worker, start_worker, stop_workers
 from psm.experiments.executors.resources import Share, count_devices
 from psm.experiments.job import Job
 from psm.experiments.plan import PlannedRun, Request
@@ -25,6 +25,7 @@ from psm.utils.run_folder import RunFolder
 
 CHECK_SECONDS = 2.0  # between looks at a job
 PREEMPT_SECONDS = 60.0  # for a run to finish its step and to write a checkpoint; SLURM gives 90
+PATIENCE = 120.0  # seconds for SLURM to end a job after SIGTERM
 MINUTES = 24 * 60  # of a job without slurm.time
 REQUEUES = 1000  # times that a job may reach its time limit and is queued again
 LOSSES = 3  # of jobs, with no new checkpoint in between, after which a run counts as failed
@@ -48,6 +49,8 @@ class WorkerJob:
         self.worker = start_worker(job, variables, node)
         while self.worker.poll() is None:  # not wait: a signal's handler waits for the same process
             time.sleep(0.2)
+        if self.worker.returncode in TOLD_TO_END:  # this job ends too; its state will say why
+            time.sleep(PATIENCE)
         return self.worker.returncode, ""
 
     def checkpoint(self, *arguments: Any) -> Any:
