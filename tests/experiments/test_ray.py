@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -223,6 +224,9 @@ def test_a_job_survives_its_file(tmp_path: Path) -> None:
 class FakeRay:
     """Says which nodes there are, and remembers which actors were killed."""
 
+    def wait(self, calls: Any, **how: Any) -> Any:
+        return calls, []
+
     def __init__(self) -> None:
         self.killed: list[Any] = []
 
@@ -258,7 +262,7 @@ def test_a_run_that_is_told_to_end_moves_and_one_that_fails_does_not(
     (run,) = make_plan(read_request(["figure2"], {"preset": "smoke"})).runs
     executor = executor_module.RayExecutor(FakeRay(), 1, executor_module.Share(1, 0), {}, [], {"old": "old"})
     monkeypatch.setattr(executor, "_place", lambda seat: None)
-    seat = executor_module.Seat(Job(str(tmp_path), run, False, "abc"), node="old", working=True)
+    seat = executor_module.Seat(Job(str(tmp_path), run, False, "abc"), mock.MagicMock(), node="old", working=True)
     executor.seats[run.name] = seat
     moves = [executor._report(seat, Report(code, b"text\n"), 0.0) for code in (143, -15, 143, 143)]
     assert moves[:3] == [[Lost(run.name, "old", "was told to end")]] * 3

@@ -84,22 +84,27 @@ def test_a_run_is_started_reported_and_stopped(job: Job, tmp_path: Path, monkeyp
     (tmp_path / "python").write_text('#!/bin/sh\necho "$FLAG" "$(pwd)"\nexec sleep 60\n')
     (tmp_path / "python").chmod(0o755)
     remote = RemoteRun()
-    remote.start(job.to_dict(), files_to_resume(job), {"FLAG": "given"}, str(tmp_path), "node-a")
+    report = remote.start(job.to_dict(), files_to_resume(job), {"FLAG": "given"}, str(tmp_path), "node-a")
     left = {path.name for path in (tmp_path / "scratch").iterdir()}
     assert f"{prefix}999999999-x" not in left
     assert f"{prefix}{os.getpid()}-x" in left
     text = b""
     deadline = time.monotonic() + 30
     while b"given" not in text and time.monotonic() < deadline:
-        report = remote.poll(weights=True)
+        report = remote.poll(weights=True, received=report.number)
         text += report.log
         assert (report.code, report.files) == (None, {}), "what was sent is known"
         time.sleep(0.05)
     assert f"{job.name} on node-a" in text.decode()
     assert f"given {tmp_path}" in text.decode()
+    write_files(Path(remote.job.out), {f"runs/{job.name}/checkpoints/last.ckpt": b"of epoch 2"})
+    for _ in range(2):  # the first of them is lost
+        seen = remote.poll(weights=True, received=report.number)
+        assert list(seen.files.values()) == [b"of epoch 2"], "until it is confirmed"
+    assert remote.poll(weights=True, received=seen.number).files == {}
     worker = remote.worker
     assert worker is not None
-    last = remote.stop()
-    assert last.code == -15
+    assert remote.stop(seen.number + 1).code == -15
+    remote.close()
     assert not Path(remote.job.out).exists()
     stop_workers([worker])  # of one that is gone: nothing

@@ -39,6 +39,7 @@ log = logging.getLogger("psm")
 REPORT_SECONDS = 1.0  # between reports of a run
 FETCH_SECONDS = 5.0  # at least, between checkpoints that are fetched
 FETCH_SHARE = 0.1  # of the time may go into fetching checkpoints
+CLOSE_SECONDS = 5.0  # for an actor to remove its folder
 GRACE_SECONDS = 10.0  # for a node to be known as lost after its processes are gone
 LOSSES = 3  # of nodes, with no new checkpoint in between, after which a run counts as failed
 FORWARDED = ("PSM_KERNELS", "ONEDNN_MAX_CPU_ISA", "CUBLAS_WORKSPACE_CONFIG")  # variables that change results
@@ -66,6 +67,7 @@ class Seat:
     next_report: float = 0.0
     next_fetch: float = 0.0
     asked_at: float = 0.0
+    received: int = 0  # number of the last report
     died_at: float | None = None
     reason: str = ""
     losses: int = 0
@@ -106,7 +108,7 @@ class RayExecutor:
         calls = {}
         for seat in self.seats.values():
             if seat.working and seat.died_at is None:
-                calls[seat.actor.stop.remote()] = seat
+                calls[seat.actor.stop.remote(seat.received)] = seat
         wanted = list(calls)
         ready, _ = self.ray.wait(wanted, num_returns=len(wanted), timeout=TERMINATE_SECONDS * 2) if wanted else ([], [])
         for call in ready:
@@ -114,9 +116,16 @@ class RayExecutor:
                 self._store(calls[call], self.ray.get(call))
             except self.ray.exceptions.RayError as error:
                 log.warning("the last checkpoint of %s was not fetched: %s", calls[call].job.name, first_line(error))
-        for seat in self.seats.values():
-            self.ray.kill(seat.actor)
+        self._dismiss(list(self.seats.values()))
         self.seats.clear()
+
+    def _dismiss(self, seats: Sequence[Seat]) -> None:
+        """End actors, and with them what they hold; those that can remove their folders first."""
+        calls = [seat.actor.close.remote() for seat in seats if seat.working and seat.died_at is None]
+        if calls:
+            self.ray.wait(calls, num_returns=len(calls), timeout=CLOSE_SECONDS)
+        for seat in seats:
+            self.ray.kill(seat.actor)
 
     def close(self) -> None:
         if self.owned:
@@ -129,7 +138,7 @@ class RayExecutor:
             options["label_selector"] = {"ray.io/node-id": f"!in({','.join(sorted(self.left_out))})"}
         seat.actor = self.ray.remote(RayRun).options(**options).remote()
         seat.call = seat.actor.hello.remote(list(self.paths))
-        seat.node, seat.working, seat.died_at, seat.reason = "", False, None, ""
+        seat.node, seat.working, seat.died_at, seat.reason, seat.received = "", False, None, "", 0
 
     def _poll(self, seat: Seat) -> list[Event]:
         now = time.monotonic()
@@ -137,7 +146,7 @@ class RayExecutor:
             return self._judge(seat, now)
         if seat.call is None:
             if now >= seat.next_report:
-                seat.call, seat.asked_at = seat.actor.poll.remote(now >= seat.next_fetch), now
+                seat.call, seat.asked_at = seat.actor.poll.remote(now >= seat.next_fetch, seat.received), now
             return []
         ready, _ = self.ray.wait([seat.call], timeout=0)
         if not ready:
@@ -189,7 +198,7 @@ class RayExecutor:
     def _report(self, seat: Seat, report: Report, now: float) -> list[Event]:
         self._store(seat, report)
         if report.code in TOLD_TO_END:  # by a node that is shut down in order
-            self.ray.kill(seat.actor)
+            self._dismiss([seat])
             return self._move(seat, "was told to end")
         if report.code is not None:
             return [self._end(seat, report.code)]
@@ -223,11 +232,12 @@ class RayExecutor:
 
     def _end(self, seat: Seat, code: int, reason: str = "") -> Ended:
         del self.seats[seat.job.name]
-        self.ray.kill(seat.actor)
+        self._dismiss([seat])
         return Ended(seat.job.name, code, reason)
 
     def _store(self, seat: Seat, report: Report) -> None:
         """Put what a node has reported into the study's folder."""
+        seat.received = report.number
         study = seat.job.study
         write_files(study.folder, report.files)
         if report.log:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from psm.experiments.code_version import package_commit, package_digest
-from psm.experiments.executors.process import Worker, start_worker, stop_workers
+from psm.experiments.executors.process import TOLD_TO_END, Worker, start_worker, stop_workers
 from psm.experiments.executors.transfer import Files, Stamps, changed_files, write_files
 from psm.experiments.job import Job
 
@@ -48,16 +48,22 @@ class Report:
     code: int | None  # None while its worker process runs
     log: bytes = b""
     files: Files = field(default_factory=dict)
+    number: int = 0  # of this report, which the next question confirms
 
 
 class RemoteRun:
-    """Works on one job in a temporary folder of this machine and reports the files that change."""
+    """Works on one job in a temporary folder of this machine and reports the files that change.
+
+    A report may get lost on its way: what it had is reported again until the next question confirms it.
+    """
 
     def __init__(self) -> None:
         self.job: Job | None = None
         self.worker: Worker | None = None
         self.known: Stamps = {}
         self.log_read = 0
+        self.sent = 0  # number of the last report
+        self.offered: dict[int, tuple[Stamps, int]] = {}  # what is known, and read of the log, once it is confirmed
 
     def start(
         self, content: Mapping[str, Any], files: Files, variables: Mapping[str, str], cwd: str, node: str
@@ -79,36 +85,42 @@ class RemoteRun:
         self.worker = start_worker(self.job, variables, node, cwd if Path(cwd).is_dir() else scratch)
         return Report(None)
 
-    def poll(self, weights: bool) -> Report:
-        """What is new; everything, and with it the end of this run, once the worker process has ended."""
-        assert self.worker is not None
-        code = self.worker.poll()
-        report = self._report(code, weights)
-        if code is not None:
-            self._clean_up()
-        return report
+    def poll(self, weights: bool, received: int) -> Report:
+        """What is new; everything, once the worker process has ended.
 
-    def stop(self) -> Report:
+        Args:
+            weights: with checkpoints and encoder.
+            received: number of the last report that has arrived.
+        """
+        if self.worker is None:  # the call that should have started it got lost
+            return Report(TOLD_TO_END[1])
+        return self._report(self.worker.poll(), weights, received)
+
+    def stop(self, received: int) -> Report:
         """End the worker process; gives its last checkpoint."""
         if self.worker is None:
-            return Report(-15)
+            return Report(TOLD_TO_END[1])
         stop_workers([self.worker])
-        report = self._report(self.worker.returncode, weights=True)
-        self._clean_up()
-        return report
+        return self._report(self.worker.returncode, True, received)
 
-    def _report(self, code: int | None, weights: bool) -> Report:
+    def close(self) -> None:
+        """Remove the temporary folder."""
+        if self.job is not None:
+            shutil.rmtree(self.job.out, ignore_errors=True)
+
+    def _report(self, code: int | None, weights: bool, received: int) -> Report:
         assert self.job is not None
-        files = changed_files(self.job, self.known, weights or code is not None, records=code is not None)
+        if received in self.offered:
+            self.known, self.log_read = self.offered[received]
+            self.offered.clear()
+        known = dict(self.known)
+        files = changed_files(self.job, known, weights or code is not None, records=code is not None)
         with self.job.study.log(self.job.name).open("rb") as file:
             file.seek(self.log_read)
             log = file.read()
-        self.log_read += len(log)
-        return Report(code, log, files)
-
-    def _clean_up(self) -> None:
-        assert self.job is not None
-        shutil.rmtree(self.job.out, ignore_errors=True)
+        self.sent += 1
+        self.offered[self.sent] = known, self.log_read + len(log)
+        return Report(code, log, files, self.sent)
 
 
 def _prefix() -> str:
