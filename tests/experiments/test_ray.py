@@ -267,7 +267,7 @@ def test_a_run_that_is_told_to_end_moves_and_one_that_fails_does_not(
     moves = [executor._report(seat, Report(code, b"text\n"), 0.0) for code in (143, -15, 143, 143)]
     assert moves[:3] == [[Lost(run.name, "old", "was told to end")]] * 3
     assert isinstance(moves[3][0], Ended)
-    assert "4 nodes in a row" in moves[3][0].reason
+    assert "nodes: 4 in a row were lost" in moves[3][0].reason
     executor.seats[run.name] = seat
     assert executor._report(seat, Report(1), 0.0) == [Ended(run.name, 1)]
     assert executor.seats == {}

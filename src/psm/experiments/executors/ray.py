@@ -16,6 +16,7 @@ from typing import Any
 from psm.data.registry import NAMES
 from psm.experiments.code_version import package_digest
 from psm.experiments.executors.base import Ended, Event, Lost, Started
+from psm.experiments.executors.losses import Losses
 from psm.experiments.executors.process import TERMINATE_SECONDS, TOLD_TO_END
 from psm.experiments.executors.ray_cluster import (
     ask_nodes,
@@ -32,7 +33,6 @@ from psm.experiments.executors.transfer import files_to_resume, write_files
 from psm.experiments.job import Job
 from psm.experiments.plan import PlannedRun, Request
 from psm.utils.errors import UserError
-from psm.utils.run_folder import RunFolder
 
 log = logging.getLogger("psm")
 
@@ -41,7 +41,6 @@ FETCH_SECONDS = 5.0  # at least, between checkpoints that are fetched
 FETCH_SHARE = 0.1  # of the time may go into fetching checkpoints
 CLOSE_SECONDS = 5.0  # for an actor to remove its folder
 GRACE_SECONDS = 10.0  # for a node to be known as lost after its processes are gone
-LOSSES = 3  # of nodes, with no new checkpoint in between, after which a run counts as failed
 FORWARDED = ("PSM_KERNELS", "ONEDNN_MAX_CPU_ISA", "CUBLAS_WORKSPACE_CONFIG")  # variables that change results
 
 
@@ -70,8 +69,9 @@ class Seat:
     received: int = 0  # number of the last report
     died_at: float | None = None
     reason: str = ""
-    losses: int = 0
-    checkpoint: int = 0  # time of the last one at the last loss
+
+    def __post_init__(self) -> None:
+        self.losses = Losses(self.job.study.run(self.job.name))
 
 
 @dataclass
@@ -212,7 +212,7 @@ class RayExecutor:
         """The actor of a run is gone: with its node, which costs a move, or alone, which is a failure."""
         assert seat.died_at is not None
         alive = {node["NodeID"] for node in self.ray.nodes() if node["Alive"]}
-        if seat.node in alive or (not seat.node and seat.losses >= LOSSES):
+        if seat.node in alive:
             if now - seat.died_at < GRACE_SECONDS:
                 return []
             return [self._end(seat, 1, f"its process on {self._name(seat)} ended: {seat.reason}")]
@@ -220,13 +220,9 @@ class RayExecutor:
 
     def _move(self, seat: Seat, reason: str) -> list[Event]:
         """Ask for another node, unless the run has lost too many of them."""
-        last = _time_of(RunFolder(seat.job.study.run(seat.job.name)).checkpoint)
-        seat.losses = seat.losses + 1 if last == seat.checkpoint else 1
-        seat.checkpoint = last
         name, told = self._name(seat), seat.working
-        if seat.losses > LOSSES:
-            said = f"{seat.losses} nodes in a row were lost with no checkpoint in between"
-            return [self._end(seat, 1, f"{said}, the last one {name}: {seat.reason or reason}")]
+        if not seat.losses.add():
+            return [self._end(seat, 1, f"nodes: {seat.losses}, the last one {name}: {seat.reason or reason}")]
         self._place(seat)
         return [Lost(seat.job.name, name, reason)] if told else []
 
@@ -281,7 +277,3 @@ def _with_absolute_root(job: Job) -> Job:
         return job
     root = str(Path(job.run.settings.get("images.root", "data")).expanduser().resolve())
     return replace(job, run=replace(job.run, settings={**job.run.settings, "images.root": root}))
-
-
-def _time_of(path: Path) -> int:
-    return path.stat().st_mtime_ns if path.exists() else 0

@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from psm.utils.devices import num_cores
 from psm.utils.errors import UserError
 
 
@@ -107,10 +106,6 @@ def visible_gpus() -> list[str]:
     import torch
 
     return [str(index) for index in range(torch.cuda.device_count())]
-
-
-def this_machine() -> Machine:
-    return Machine("this machine", num_cores(), len(visible_gpus()))
 
 
 class GpuPool:

@@ -16,19 +16,18 @@ from typing import Any
 
 from psm.experiments.code_version import package_commit, package_digest
 from psm.experiments.executors.base import Ended, Event, Lost, Started
+from psm.experiments.executors.losses import Losses
 from psm.experiments.executors.process import TERMINATE_SECONDS, TOLD_TO_END, Worker, start_worker, stop_workers
 from psm.experiments.executors.resources import Share, count_devices
 from psm.experiments.job import Job
 from psm.experiments.plan import PlannedRun, Request
 from psm.utils.errors import UserError
-from psm.utils.run_folder import RunFolder
 
 CHECK_SECONDS = 2.0  # between looks at a job
 PREEMPT_SECONDS = 60.0  # for a run to finish its step and to write a checkpoint; SLURM gives 90
 PATIENCE = 120.0  # seconds for SLURM to end a job after SIGTERM
 MINUTES = 24 * 60  # of a job without slurm.time
 REQUEUES = 1000  # times that a job may reach its time limit and is queued again
-LOSSES = 3  # of jobs, with no new checkpoint in between, after which a run counts as failed
 FAILED = ("OUT_OF_MEMORY", "CANCELLED", "DEADLINE", "FAILED")  # states of a job that ended by itself or by a person
 HEADER = re.compile(rb"^--- \S+ \S+ on (.+)$", re.MULTILINE)  # of the log, see `start_worker`
 
@@ -74,8 +73,9 @@ class Submitted:
     log_read: int = 0
     node: str = ""
     next_check: float = 0.0
-    losses: int = 0
-    checkpoint: int = 0  # time of the last one when the job was submitted
+
+    def __post_init__(self) -> None:
+        self.losses = Losses(self.job.study.run(self.job.name))
 
 
 @dataclass
@@ -126,7 +126,6 @@ class SubmititExecutor:
         executor = make_auto(self.submitit, job.study.folder / "submitit", self.cluster, self.parameters)
         executor.update_parameters(name=f"psm-{job.name}"[:100])
         one.log_read, one.node = _size(job.study.log(job.name)), ""
-        one.checkpoint = _time_of(job)
         try:
             one.handle = executor.submit(WorkerJob(), job.to_dict(), dict(self.variables), package_digest())
         except (RuntimeError, self.submitit.core.utils.FailedJobError) as error:
@@ -160,10 +159,8 @@ class SubmititExecutor:
                 return [Ended(one.job.name, 1, str(error).strip().splitlines()[-1])]
         if self.cluster == "slurm" and state in FAILED:
             return [Ended(one.job.name, 1, f"SLURM ended the job: {state}")]
-        one.losses = one.losses + 1 if _time_of(one.job) == one.checkpoint else 1
-        if one.losses > LOSSES:
-            reason = f"{one.losses} jobs in a row were lost with no checkpoint in between ({state})"
-            return [Ended(one.job.name, 1, reason)]
+        if not one.losses.add():
+            return [Ended(one.job.name, 1, f"jobs: {one.losses} ({state})")]
         node = one.node
         self._submit(one)
         return [Lost(one.job.name, node, f"its job is gone ({state})")]
@@ -215,8 +212,3 @@ def make_auto(submitit: Any, folder: Path, cluster: str, parameters: Mapping[str
 
 def _size(path: Path) -> int:
     return path.stat().st_size if path.exists() else 0
-
-
-def _time_of(job: Job) -> int:
-    path = RunFolder(job.study.run(job.name)).checkpoint
-    return path.stat().st_mtime_ns if path.exists() else 0
