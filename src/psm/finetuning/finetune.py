@@ -260,6 +260,11 @@ class _Finetuning:
             best = last
             if module.validation is not None:
                 save_classifier(run.last_classifier, networks, _about(info, module, last))
+                if not run.best.exists():
+                    raise UserError(
+                        f"{run.best}, the weights of the best epoch, is gone: restore it from a copy. Those of the "
+                        f"last epoch are in {run.last_classifier}."
+                    )
                 best, info = _score_checkpoint(run.best, networks, module, data)
             save_classifier(run.classifier, networks, _about(info, module, best))
             save_encoder(run, networks.encoder, info)
