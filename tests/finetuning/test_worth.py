@@ -85,6 +85,15 @@ def test_a_difference_within_chance_is_no_answer() -> None:
     assert compared({}, {100: 0.6}).sentence.startswith("There is no answer yet")
 
 
+def test_a_gain_that_may_be_chance_may_have_saved_nothing() -> None:
+    scratch = [*cells("scratch", 10, 0.3), *cells("scratch", 100, 0.6)]
+    each = [cells("finetune", 10, accuracy)[draw] for draw, accuracy in enumerate((0.31, 0.36, 0.46))]
+    gain = analyze([*scratch, *each]).gains[0]
+    assert gain.gain > 0 > gain.interval.low
+    assert gain.saved > 0
+    assert gain.needed_interval[0].labels == gain.labels
+
+
 def test_all_labels_not_reaching_it_is_more_than_all() -> None:
     worth = compared({10: 0.2, 100: 0.4}, {10: 0.5, 100: 0.6})
     assert worth.gains[0].needed.above

@@ -147,7 +147,7 @@ def _gains(curves: Curves, amounts: Mapping[int, str], seed: int) -> list[Gain]:
                 top1 - below,
                 Interval(100 * low, 100 * high),
                 labels_needed(_means(scratch), top1 / 100),
-                _needed_interval(scratch, right, seed),
+                _needed_interval(scratch, right, seed, LabelsNeeded(labels) if low <= 0 else None),
             )
         )
     return gains
@@ -187,8 +187,18 @@ def labels_needed(scratch: Mapping[int, float], accuracy: float) -> LabelsNeeded
     return LabelsNeeded(math.exp(logarithm))
 
 
-def _needed_interval(scratch: Mapping[int, Tensor], right: Tensor, seed: int) -> tuple[LabelsNeeded, LabelsNeeded]:
-    """95 % interval of the labels that scratch needs, from draws and test images drawn with replacement."""
+def _needed_interval(
+    scratch: Mapping[int, Tensor], right: Tensor, seed: int, by_chance: LabelsNeeded | None
+) -> tuple[LabelsNeeded, LabelsNeeded]:
+    """95 % interval of the labels that scratch needs, from draws and test images drawn with replacement.
+
+    Args:
+        scratch: number of labels -> right (draws, test images) from scratch.
+        right: of the best use of the encoder.
+        seed: decides the samples.
+        by_chance: the labels that were used, where the gain may be chance: then it may have saved none. Samples of a
+            few draws spread less than draws do, and would not say so.
+    """
     draws = generator(seed, "bootstrap")
     images = right.shape[1]
     found: list[LabelsNeeded] = []
@@ -206,7 +216,8 @@ def _needed_interval(scratch: Mapping[int, Tensor], right: Tensor, seed: int) ->
             levels = {labels: means[number] for labels, means in curve.items()}
             found.append(labels_needed(levels, accuracy[number]))
     found.sort(key=lambda needed: (needed.above, not needed.below, needed.labels))
-    return found[round(0.025 * (len(found) - 1))], found[round(0.975 * (len(found) - 1))]
+    low, high = found[round(0.025 * (len(found) - 1))], found[round(0.975 * (len(found) - 1))]
+    return (by_chance if by_chance and low.labels > by_chance.labels else low), high
 
 
 def _resampled(right: Tensor, weights: Tensor, draws: torch.Generator) -> list[float]:

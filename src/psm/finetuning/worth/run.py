@@ -21,6 +21,7 @@ from psm.config.stored import run_folder_of, training_config
 from psm.config.worth import WorthConfig
 from psm.data import ImageDataset, load_dataset
 from psm.data.from_torch import from_torch
+from psm.data.location import data_name
 from psm.data.stats import channel_statistics
 from psm.embedding.encoder import LoadedEncoder, open_encoder
 from psm.evaluation.few_labels import parse_amounts
@@ -152,7 +153,7 @@ def _about(encoder: LoadedEncoder, data: Labeled) -> dict[str, Any]:
         "encoder": info.encoder,
         "method": info.method,
         "epoch": info.epoch,
-        "pretrained_on": info.data,
+        "pretrained_on": data_name(info.data),
         "data": data.name,
         "train_images": len(data.train),
         "test_images": len(data.test),
