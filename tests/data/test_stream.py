@@ -1,5 +1,7 @@
 """Images one after another: the same ones as a loaded data set, whatever their split, without holding them."""
 
+import io
+import tarfile
 from pathlib import Path
 
 import numpy as np
@@ -115,3 +117,51 @@ def test_a_folder_without_images_is_refused(tmp_path: Path) -> None:
         opened(tmp_path)
     with pytest.raises(UserError, match="does not exist"):
         opened(tmp_path / "no" / "folder")
+
+
+def test_lists_of_files_and_several_folders(tmp_path: Path) -> None:
+    save_images(tmp_path / "a", ["x/1.png", "y/2.png"])
+    save_images(tmp_path / "b", ["x/3.png"])
+    listed = tmp_path / "list.csv"
+    listed.write_text("path,label,split\na/x/1.png,cat,train\nb/x/3.png,dog,train\na/y/2.png,cat,test\n")
+    stream, pixels = opened(listed, size=16)
+    assert [Path(name).name for name in stream.names] == ["1.png", "3.png", "2.png"]
+    assert [stream.classes[label] for label in stream.labels] == ["cat", "dog", "cat"]
+    assert stream.root is None
+    both, joined = opened([str(tmp_path / "a"), str(tmp_path / "b")], size=16, labels="none")
+    assert [Path(name).name for name in both.names] == ["1.png", "2.png", "3.png"]
+    assert np.array_equal(joined[[0, 2, 1]], pixels)
+
+
+def test_images_of_shards_that_cannot_be_read_are_failures_and_not_replaced(tmp_path: Path) -> None:
+    save_images(tmp_path / "images", [f"{i}.png" for i in range(6)])
+    for number, members in enumerate((range(3), range(3, 6))):
+        with tarfile.open(tmp_path / f"set-{number}.tar", "w") as shard:
+            for i in members:
+                content = b"no image" if i == 4 else (tmp_path / "images" / f"{i}.png").read_bytes()
+                member = tarfile.TarInfo(f"{i}.png")
+                member.size = len(content)
+                shard.addfile(member, io.BytesIO(content))
+    config = ImagesConfig(size=16, cache=str(tmp_path / "cache"), max_unreadable=1)
+    with image_stream(str(tmp_path / "set-{0..1}.tar"), config, progress=False) as stream:
+        pixels, failures = stream.read(np.array([5, 4, 0]))
+    assert len(stream) == 6
+    assert [index for index, _ in failures] == [4]
+    _, expected = opened(tmp_path / "images", size=16)
+    assert np.array_equal(pixels, expected[[5, 0]])
+
+
+def test_hugging_face_datasets_are_decoded_as_they_are_read(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    save_images(tmp_path / "images", [f"{i}.png" for i in range(5)])
+    contents = [{"bytes": (tmp_path / "images" / f"{i}.png").read_bytes(), "path": None} for i in range(5)]
+    contents[3] = {"bytes": b"no image", "path": None}
+    features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=["cat", "dog"])})
+    rows = datasets.Dataset.from_dict({"image": contents, "label": [0, 1, 0, 1, 1]}, features=features)
+    rows.save_to_disk(str(tmp_path / "saved"))
+    with image_stream(f"hf:{tmp_path / 'saved'}", ImagesConfig(size=16), progress=False) as stream:
+        pixels, failures = stream.read(np.arange(5))
+    assert [stream.classes[label] for label in stream.labels] == ["cat", "dog", "cat", "dog", "dog"]
+    assert [index for index, _ in failures] == [3]
+    _, expected = opened(tmp_path / "images", size=16)
+    assert np.array_equal(pixels, expected[[0, 1, 2, 4]])

@@ -22,7 +22,7 @@ class EmbedConfig:
     """psm embed: the embedding of every image of a data set, in a file with one row an image."""
 
     checkpoint: str = key("", "run folder, checkpoint (.ckpt) or encoder (.safetensors) (needed)")
-    data: str | None = key(None, "as in pretrain; none: the data that the encoder was trained on")
+    data: str | list[str] | None = key(None, "as in pretrain; none: the data that the encoder was trained on")
     out: str = key("", "file to write, .parquet, .npy, .npz, .csv, .pt or .safetensors (needed)")
     overwrite: bool = key(False, "replace the file that out names, and work on it that was begun otherwise")
     normalize: bool = key(False, "scale each embedding to length 1")

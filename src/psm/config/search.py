@@ -18,7 +18,7 @@ class SearchConfig:
     )
     probes: int = key(32, "faiss: lists looked into; more of them find more and take longer", at_least=1)
     checkpoint: str | None = key(None, "the encoder that made the embeddings, if it has moved; none: where it was")
-    data: str | None = key(None, "where the images are now, if they have moved; none: where they were")
+    data: str | list[str] | None = key(None, "where the images are now, if they have moved; none: where they were")
     out: str | None = key(None, "page to write; none: FEATURES.search.html, replaced if it is there")
     overwrite: bool = key(False, "replace the page that out names")
     page: bool = key(True, "write a page with thumbnails")

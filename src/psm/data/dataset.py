@@ -146,6 +146,19 @@ class ImageStore:
                 raise DamagedImage(error.file, self.name(index)) from None
         return batch
 
+    def take_readable(self, indices: torch.Tensor) -> tuple[torch.Tensor, list[tuple[int, str]]]:
+        """As ``take``, without images of shards that cannot be read, which ``take`` replaces by others.
+
+        Returns:
+            The images (n, 3, H, W), and of the others the place among the indices and the reason.
+        """
+        exact = getattr(self._pixels, "take_exact", None)
+        if exact is None:
+            return self.take(indices), []
+        indices = torch.as_tensor(indices, dtype=torch.int64, device="cpu")
+        pixels, failures = exact((indices if self._rows is None else self._rows[indices]).numpy())
+        return torch.from_numpy(pixels), failures
+
 
 @dataclass(frozen=True)
 class ImageDataset:

@@ -68,7 +68,7 @@ def load(source: str, config: ImagesConfig, progress: bool, shared: bool) -> Ima
     train = train.take(limit_indices(train.labels, len(train.rows), config.limit))
     splits = [train] if test is None else [train, test]
     with ThreadPoolExecutor(num_cores()) as pool, decode.quiet_pillow():
-        size = config.size or config.side(_typical_size(train))
+        size = config.size or config.side(typical_size(train))
         sources = [_source(split, image_decoder(size, config), pool) for split in splits]
         results = materialize(sources, config, progress, shared)
     unreadable = tuple(
@@ -191,7 +191,8 @@ def _content(cell: Any) -> bytes:
     return bytes(cell) if isinstance(cell, (bytes, bytearray)) else b""
 
 
-def _typical_size(split: HfSplit) -> int:
+def typical_size(split: HfSplit) -> int:
+    """The default image size of a split, as that of files."""
     sides = []
     for index in evenly_spaced(len(split.rows), _SIZE_SAMPLE).tolist():
         try:

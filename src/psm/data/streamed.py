@@ -146,6 +146,21 @@ class StreamedImages:
         self.report(failures)
         return batch
 
+    def take_exact(self, ids: np.ndarray) -> tuple[np.ndarray, list[tuple[int, str]]]:
+        """Center squares of the images that can be read; of the others the place among the ids and the reason."""
+
+        def read(index: int) -> np.ndarray | str:
+            try:
+                return decode.decode(self._content(index), self.size)
+            except (decode.Unreadable, ShardError) as error:
+                return printable(str(error))
+
+        with decode.quiet_pillow(), ThreadPoolExecutor(num_cores()) as pool:
+            results = list(pool.map(read, ids.tolist()))
+        pixels = [result for result in results if not isinstance(result, str)]
+        failures = [(place, result) for place, result in enumerate(results) if isinstance(result, str)]
+        return (np.stack(pixels) if pixels else np.empty((0, *self.shape[1:]), dtype=np.uint8)), failures
+
     def crops(
         self, ids: np.ndarray, draws: CropDraws, size: int, window: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, Failures]:

@@ -1,6 +1,6 @@
 """`psm embed`: read, compute and write side by side, in bounded memory; interrupted work is continued."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -48,7 +48,7 @@ class Embedding:
 
 def embed(
     checkpoint: str | Path,
-    data: str | Path | ImageDataset | Dataset | None = None,
+    data: str | Path | Sequence[str | Path] | ImageDataset | Dataset | None = None,
     out: str | Path = "",
     encoder: nn.Module | None = None,
     **keys: Any,
@@ -68,7 +68,10 @@ def embed(
     given = {**keys, "checkpoint": str(checkpoint), "out": str(out)}
     if isinstance(data, (str, Path)):
         given["data"] = str(data)
-    return run_embedding(given, data=None if isinstance(data, (str, Path)) else data, encoder=encoder)
+    elif isinstance(data, (list, tuple)):
+        given["data"] = [str(source) for source in data]
+    loaded = data if isinstance(data, (ImageDataset, Dataset)) else None
+    return run_embedding(given, data=loaded, encoder=encoder)
 
 
 def run_embedding(
@@ -180,10 +183,14 @@ def write_file(out: Path, stream: ImageStream, work: PartialRows, about: dict[st
     readable[[index for index, _ in work.failures]] = False
     rows, embeddings = np.flatnonzero(readable), work.embeddings()
     paths = FileNames(stream.path(row) for row in rows.tolist())
-    about = about | {"count": len(rows), "unreadable": len(work.failures), "crc32": checksum(embeddings)}
+    about = about | {
+        "count": len(rows),
+        "unreadable": len(work.failures) + len(stream.left_out),
+        "crc32": checksum(embeddings),
+    }
     labels = None if stream.labels is None else stream.labels[rows]
     table = Table(embeddings, paths, labels, stream.classes, about)
-    unreadable = [(stream.path(index), reason) for index, reason in work.failures]
+    unreadable = [*stream.left_out, *((stream.path(index), reason) for index, reason in work.failures)]
     form = find_format(out, "out")
     try:
         for suffix, write in form.beside.items():

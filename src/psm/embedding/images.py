@@ -7,8 +7,11 @@ from pathlib import Path
 from typing import Protocol
 
 import numpy as np
+import torch
+from torch.nn.functional import interpolate
 
 from psm.config.embed import EveryImageConfig
+from psm.data import ImageDataset
 from psm.data.decode import quiet_pillow
 from psm.data.file_index import make_files
 from psm.data.image_files import ImageDecoder, decode_files
@@ -25,18 +28,18 @@ class ReadImages(Protocol):
 
 
 @contextmanager
-def table_images(table: Table, data: str | None = None) -> Iterator[ReadImages]:
+def table_images(table: Table, data: str | list[str] | ImageDataset | None = None) -> Iterator[ReadImages]:
     """Open the images of a table.
 
     Args:
         table: its description says where the images were.
-        data: the folder or data set where they are now; None: where they were.
+        data: the folder or data set where they are now, or a loaded data set; None: where they were.
 
     Raises:
         UserError: They are not there any more, or were given as an object.
     """
     root = table.about.get("root")
-    if root is not None:
+    if root is not None and (data is None or isinstance(data, str)):
         folder = Path(data or root).expanduser()
         if not folder.is_dir():
             raise UserError(f"the images are not in {folder} any more: give data= to say where they are now.")
@@ -51,10 +54,20 @@ def table_images(table: Table, data: str | None = None) -> Iterator[ReadImages]:
 
         def read(rows: Sequence[int], size: int) -> dict[int, np.ndarray]:
             known = [row for row in rows if table.paths[row] in place]
-            pixels, _ = stream.read(np.array([place[table.paths[row]] for row in known], dtype=np.int64))
-            return dict(zip(known, pixels, strict=True))
+            pixels, failures = stream.read(np.array([place[table.paths[row]] for row in known], dtype=np.int64))
+            missing = {index for index, _ in failures}
+            readable = [row for row in known if place[table.paths[row]] not in missing]
+            return dict(zip(readable, _resized(pixels, size), strict=True))
 
         yield read
+
+
+def _resized(pixels: np.ndarray, size: int) -> np.ndarray:
+    if pixels.shape[-1] == size:
+        return pixels
+    images = torch.from_numpy(pixels).float()
+    resized = interpolate(images, (size, size), mode="bilinear", antialias=True)
+    return resized.round().clamp(0, 255).to(torch.uint8).numpy()
 
 
 def _from_files(table: Table, root: Path, pool: ThreadPoolExecutor) -> ReadImages:

@@ -33,7 +33,7 @@ def page_path(config: SearchConfig) -> Path | None:
     return output_file(config.out, features.with_name(f"{features.name}.search.html"), config.overwrite)
 
 
-def write_search_page(search: Search, page: Path, data: str | None = None) -> Path:
+def write_search_page(search: Search, page: Path, data: str | list[str] | None = None) -> Path:
     """Write the page of a search.
 
     Args:
@@ -63,7 +63,7 @@ def write_search_page(search: Search, page: Path, data: str | None = None) -> Pa
     return page
 
 
-def _pixels(search: Search, data: str | None) -> tuple[list[np.ndarray | None], dict[int, np.ndarray]]:
+def _pixels(search: Search, data: str | list[str] | None) -> tuple[list[np.ndarray | None], dict[int, np.ndarray]]:
     """The images of the queries, None where they cannot be read, and those of the rows."""
     rows = sorted(
         {match.row for result in search.results for match in result.matches}
