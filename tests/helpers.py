@@ -51,12 +51,13 @@ CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", 
 needs_browser = pytest.mark.skipif(CHROMIUM is None, reason="needs chromium")
 
 
-def browser_dom(url: Any, profile: Any, width: Any) -> Any:
+def browser_dom(url: Any, profile: Any, width: Any, dark: bool = False) -> Any:
     """The document of a page after its scripts ran in headless chromium, at a width of the window in pixels."""
     switches = (
         *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync"),
         *("--disable-background-networking", "--disable-component-update", "--disable-dev-shm-usage"),
         *("--hide-scrollbars", "--virtual-time-budget=4000", f"--window-size={width},900"),
+        *(("--blink-settings=preferredColorScheme=0",) if dark else ()),
         *(f"--user-data-dir={profile}", "--dump-dom"),
     )
     return subprocess.run([str(CHROMIUM), *switches, url], capture_output=True, text=True, timeout=120).stdout

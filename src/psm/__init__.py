@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from psm.models.factory import create_encoder, list_encoders
     from psm.models.pretrained import load_encoder
     from psm.models.siamese import SiameseNetworks
+    from psm.reporting.explorer import explore
     from psm.reporting.inspector import inspect
     from psm.training.pretrain import pretrain
     from psm.views.transform import Views
@@ -50,6 +51,7 @@ _MODULES = {
     "embed": "psm.embedding.embed",
     "evaluate": "psm.evaluation.evaluate",
     "export": "psm.exporting.export",
+    "explore": "psm.reporting.explorer",
     "finetune": "psm.finetuning.finetune",
     "get_method": "psm.methods",
     "inspect": "psm.reporting.inspector",
@@ -85,6 +87,7 @@ __all__ = [
     "create_encoder",
     "embed",
     "evaluate",
+    "explore",
     "export",
     "finetune",
     "get_method",

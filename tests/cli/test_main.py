@@ -236,7 +236,7 @@ def test_a_folder_of_unlabeled_images_trains(tmp_path: Path) -> None:
     assert result.returncode == 0, result.stderr
     assert (out / "encoder.safetensors").exists()
     assert "broken.jpg" in (out / "unreadable.txt").read_text()
-    assert f"look:    psm inspect {out}" in result.stdout
+    assert f"look:    psm explore {out}" in result.stdout
     assert "psm evaluate" not in result.stdout
     scored = psm("evaluate", f"checkpoint={out}", "progress=false")
     assert scored.returncode == 2

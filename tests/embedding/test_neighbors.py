@@ -53,7 +53,7 @@ def test_half_precision_memory_mapped_rows_and_rows_of_zeros(tmp_path: Path) -> 
     rows = np.random.default_rng(0).normal(size=(40, 8)).astype(np.float16)
     rows[7] = 0
     np.save(tmp_path / "rows.npy", rows)
-    mapped = np.load(tmp_path / "rows.npy", mmap_mode="r")
+    mapped = np.load(tmp_path / "rows.npy", mmap_mode="c")
     queries = torch.from_numpy(rows[:5].astype(np.float32)) * 3
     similarity, found = nearest_rows(mapped, queries, 3)
     assert found[:, 0].tolist() == [0, 1, 2, 3, 4]

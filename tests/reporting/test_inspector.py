@@ -22,7 +22,7 @@ from psm.evaluation.mining_analysis import Mining, load_snapshot
 from psm.methods.registry import METHODS
 from psm.reporting.inspector import page as pages
 from psm.reporting.inspector.collect import QueryMetrics, choose, shown_negatives, worst_negatives, worst_positives
-from psm.reporting.inspector.sprites import pack
+from psm.reporting.sprites import pack
 from psm.utils.errors import UserError
 
 K = 5  # positives that PSM mines

@@ -26,6 +26,7 @@ USAGE = """psm: learn image encoders from unlabeled images by contrastive learni
   psm inspect runs/a
   psm embed runs/a data=FOLDER out=features.parquet
   psm search features.parquet query=photo.jpg
+  psm explore runs/a data=FOLDER
   psm export runs/a format=onnx
   psm finetune runs/a data=LABELED out=runs/clf
   psm predict runs/clf data=FOLDER out=labels.csv
@@ -45,7 +46,7 @@ HELP = ("-h", "--help", "help")
 
 # Each command is a module of this folder: `Config`, its settings, and `run(arguments)`, which may return an exit code.
 COMMANDS = (
-    *("pretrain", "evaluate", "inspect", "embed", "search", "export"),
+    *("pretrain", "evaluate", "inspect", "embed", "search", "explore", "export"),
     *("finetune", "predict", "worth", "methods", "data", "experiment", "runs", "completion"),
 )
 
@@ -117,7 +118,7 @@ def _how_to_continue(arguments: Sequence[str]) -> str:
     from psm.utils.run_folder import RunFolder
 
     command, *rest = arguments or [""]
-    if command in ("experiment", "embed", "worth"):
+    if command in ("experiment", "embed", "explore", "worth"):
         return "; the same command continues where it was"
     if command not in ("pretrain", "finetune"):
         return ""

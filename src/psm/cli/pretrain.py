@@ -23,4 +23,4 @@ def run(arguments: Sequence[str]) -> None:
     if result.data.test is not None:
         print(f"score:   psm evaluate {result.out}")
     else:  # without labels there is nothing to score by
-        print(f"look:    psm inspect {result.out}")
+        print(f"look:    psm explore {result.out}")

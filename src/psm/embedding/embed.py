@@ -21,7 +21,7 @@ from psm.data.from_torch import from_torch
 from psm.data.names import FileNames, printable
 from psm.data.stream import ImageStream, image_stream
 from psm.embedding.encoder import LoadedEncoder, open_encoder
-from psm.embedding.formats import find_format
+from psm.embedding.formats import find_format, read_table
 from psm.embedding.partial import PartialRows, partial_rows
 from psm.embedding.read_ahead import read_ahead
 from psm.embedding.table import Table, checksum
@@ -75,9 +75,19 @@ def embed(
 
 
 def run_embedding(
-    *overrides: Mapping[str, Any], data: ImageDataset | Dataset | None = None, encoder: nn.Module | None = None
+    *overrides: Mapping[str, Any],
+    data: ImageDataset | Dataset | None = None,
+    encoder: nn.Module | None = None,
+    reuse: bool = False,
 ) -> Embedding:
-    """Embed by the merged overrides; a given ``data`` replaces the one that its key names."""
+    """Embed by the merged overrides.
+
+    Args:
+        overrides: keys of `psm embed` and their values, the later ones winning.
+        data: replaces the data that its key names.
+        encoder: receives the weights where the run was given a module instead of a name.
+        reuse: leave the file as it is if it holds what would be computed.
+    """
     first = settings.build(EmbedConfig, *overrides)
     out = check_out(first)
     loaded = open_encoder(first.checkpoint, encoder, first.accelerator, first.precision)
@@ -94,11 +104,34 @@ def run_embedding(
             "normalize": config.normalize,
             "dtype": config.dtype,
         }
+        if reuse and (found := _same_file(out, identity, stream)) is not None:
+            return found
         with partial_rows(out, identity, loaded.info.width, config.dtype, config.overwrite) as work:
             compute(loaded, stream, work, config)
             check_unreadable(stream, work, config.images.max_unreadable)
             about = describe(loaded, stream, config, None if data is not None else name, images)
             return write_file(out, stream, work, about)
+
+
+def _same_file(out: Path, identity: Mapping[str, Any], stream: ImageStream) -> Embedding | None:
+    """The file, if it is whole and holds the embeddings of these images by this encoder."""
+    try:
+        about = read_table(out).about if out.exists() else {}
+    except UserError:  # damaged: it is written anew
+        return None
+    before = {
+        "encoder": about.get("encoder", {}).get("checksum"),
+        "data": about.get("fingerprint"),
+        "precision": about.get("precision"),
+        "normalize": about.get("normalized"),
+        "dtype": about.get("dtype"),
+    }
+    if before != identity:
+        return None
+    listed = out.with_name(out.name + UNREADABLE)
+    lines = listed.read_text().splitlines() if listed.exists() else []
+    unreadable = [(path, reason) for path, _, reason in (line.partition("\t") for line in lines)]
+    return Embedding(out, about["count"], about["encoder"]["width"], unreadable)
 
 
 def images_config(encoder: Path) -> EveryImageConfig:

@@ -1,6 +1,5 @@
 """The most similar rows of a matrix by cosine similarity: exact, in blocks, on memory-mapped rows too."""
 
-import warnings
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -74,7 +73,4 @@ def _blocks(rows: np.ndarray, most: int) -> Iterator[tuple[int, Tensor]]:
     """Blocks of rows as float32, of about ``most`` numbers each, with the number of their first row."""
     step = max(1, most // max(1, rows.shape[1]))
     for start in range(0, len(rows), step):
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message=".*not writable.*")  # nothing is written
-            block = torch.from_numpy(rows[start : start + step])
-        yield start, block.float()
+        yield start, torch.from_numpy(rows[start : start + step]).float()

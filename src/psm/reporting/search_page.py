@@ -7,14 +7,13 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
-from markupsafe import Markup
 from PIL import Image
 
 from psm.config.search import SearchConfig
 from psm.data.any_image import square_pixels
 from psm.embedding.images import table_images
 from psm.embedding.search import Search
-from psm.reporting.templates import template_environment, template_source
+from psm.reporting.templates import joined_sources, template_environment
 from psm.utils.errors import UserError
 from psm.utils.files import output_file, write_text_atomically
 
@@ -48,9 +47,8 @@ def write_search_page(search: Search, page: Path, data: str | list[str] | None =
         if sum(len(url) for url in (*urls.values(), *query_urls) if url) < MAX_IMAGE_CHARACTERS:
             break
     environment = template_environment()
-    style = Markup(template_source(environment, "look.css"))
     content = environment.get_template("search.html").render(
-        style=style,
+        style=joined_sources(environment, "look.css"),
         features=search.index.file.name,
         count=len(search.index),
         encoder=search.index.table.about["encoder"],

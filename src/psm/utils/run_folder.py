@@ -90,6 +90,11 @@ class RunFolder:
         return self.folder / "export"
 
     @property
+    def exploration(self) -> Path:
+        """The folder of what `psm explore` wrote without being told where."""
+        return self.folder / "explore"
+
+    @property
     def logs(self) -> Path:
         """The folder of other loggers."""
         return self.folder / "logs"
@@ -124,7 +129,7 @@ class RunFolder:
         """
         written = (self.config, self.checkpoint.parent, self.metrics, self.encoder, self.info, self.log, self.scores)
         finetuned = (self.classifier, self.last_classifier, self.finetuned)
-        pages = (self.page, self.inspection, self.worth, self.unreadable, self.exports)
+        pages = (self.page, self.inspection, self.exploration, self.worth, self.unreadable, self.exports)
         return [*written, *finetuned, *pages, self.logs]
 
     def resume_point(self, resume: str) -> Path | None:

@@ -48,7 +48,7 @@ BESIDE = {NAMES: write_names, ABOUT: write_about}
 
 
 def read(path: Path) -> Content:
-    embeddings = np.load(path, mmap_mode="r", allow_pickle=False)
+    embeddings = np.load(path, mmap_mode="c", allow_pickle=False)
     about = read_about(path)
     with path.with_name(path.name + NAMES).open(encoding="utf-8", newline="") as file:
         header, *rows = csv.reader(file)

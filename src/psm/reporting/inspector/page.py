@@ -1,13 +1,9 @@
 """The inspector's page: data, images, style and script in one HTML file."""
 
-import base64
-import json
 from typing import Any
 
-import numpy as np
 import torch
 from jinja2 import Environment
-from markupsafe import Markup
 from torch import Tensor
 
 from psm.config.parts import Part
@@ -26,13 +22,11 @@ from psm.reporting.inspector.collect import (
     worst_negatives,
     worst_positives,
 )
-from psm.reporting.inspector.sprites import pack
-from psm.reporting.templates import template_environment, template_source
+from psm.reporting.page_data import MAX_PAGE_BYTES, MISSING, SCALE, embedded_json, pack_array, to_fixed_point
+from psm.reporting.sprites import pack
+from psm.reporting.templates import joined_sources, template_environment
 from psm.utils.errors import UserError
 
-MAX_PAGE_BYTES = 20_000_000
-SCALE = 10_000  # similarities, weights and shares are stored as integers of this unit
-MISSING = -32_768  # NaN
 GRID = 101  # points of the keep curve on each axis
 
 
@@ -54,13 +48,8 @@ def render(collected: InspectionData, data: ImageDataset, config: ResolvedPretra
 
 
 def _fill(environment: Environment, content: dict[str, Any]) -> str:
-    style, script = (Markup(template_source(environment, name)) for name in ("inspect.css", "inspect.js"))
+    style, script = joined_sources(environment, "inspect.css"), joined_sources(environment, "common.js", "inspect.js")
     return environment.get_template("inspect.html").render(style=style, script=script, data=embedded_json(content))
-
-
-def embedded_json(content: dict[str, Any]) -> Markup:
-    """JSON that is safe inside a script element: no text in it can end the element."""
-    return Markup(json.dumps(content, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c"))
 
 
 def shown_images(collected: InspectionData) -> Tensor:
@@ -208,14 +197,3 @@ def keep_table(sampler: NegativeSampler) -> dict[str, Any]:
     """Keep probability on a grid of similarities from -1 to 1, (GRID, GRID): rows by that of the positive."""
     grid = torch.linspace(-1, 1, GRID)
     return pack_array(to_fixed_point(sampler.probability(grid.expand(GRID, -1).clone(), grid)), "int16")
-
-
-def to_fixed_point(values: Tensor) -> Tensor:
-    """Numbers from -1 to 1 as integers of 1 / SCALE; NaN as MISSING."""
-    return (values * SCALE).round().nan_to_num(MISSING)
-
-
-def pack_array(values: Tensor, kind: str) -> dict[str, Any]:
-    """An array as little-endian bytes in base64."""
-    array = values.numpy().astype(np.dtype(kind).newbyteorder("<"))
-    return {"kind": kind, "shape": list(array.shape), "bytes": base64.b64encode(array.tobytes()).decode()}
