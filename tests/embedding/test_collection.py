@@ -62,6 +62,22 @@ def test_copies_match_and_others_do_not(kind: str) -> None:
     assert found.match.min() > 0.7
 
 
+def test_one_strong_edge_does_not_make_a_copy() -> None:
+    """Images with the same horizon and weaker texture of their own."""
+    random, horizon = np.random.default_rng(0), np.where(np.arange(96)[:, None, None] < 48, 40.0, 200.0)
+    images = []
+    for _ in range(4):
+        noise = Image.fromarray(random.integers(0, 256, (20, 20, 3), dtype=np.uint8))
+        texture = np.asarray(noise.resize((96, 96), Image.Resampling.BICUBIC), dtype=float) - 128
+        images.append(Image.fromarray((horizon + 0.15 * texture).clip(0, 255).astype(np.uint8)))
+    pixels = np.stack([small(image) for image in (*images, *map(encoded, images))])
+    shares: list[float] = []
+    found = find_duplicates(pixels, torch.arange(8).expand(8, -1), 0.7, shares.append)
+    assert found.pairs.tolist() == [[i, i + 4] for i in range(4)]
+    assert shares == sorted(shares)
+    assert shares[-1] == 1
+
+
 def test_the_match_of_a_pair_does_not_depend_on_its_order_or_company() -> None:
     originals = [picture(seed) for seed in range(4)]
     pixels = np.stack([small(x) for x in (*originals, *(COPIES["cropped"](x) for x in originals))])

@@ -13,7 +13,7 @@ from psm.embedding.collection.labels import LabelVotes, vote_on_labels
 from psm.embedding.collection.layout import find_layout
 from psm.embedding.images import ReadImages
 from psm.embedding.index import ImageIndex
-from psm.utils.progress import StageBar
+from psm.utils.progress import counting_images
 
 OUTLIER_NEIGHBORS = 10  # whose mean similarity says how far an image lies from the others
 QUERIES = 1024  # searched at a time
@@ -43,28 +43,27 @@ class Collection:
         return rows[margin.argsort(descending=True, stable=True)]
 
 
-def analyze(index: ImageIndex, read: ReadImages, config: ExploreConfig, stage: StageBar) -> Collection:
+def analyze(index: ImageIndex, read: ReadImages, config: ExploreConfig) -> Collection:
     """Analyze a collection.
 
     Args:
         index: its embeddings.
         read: reads images by their rows at a size, as ``table_images`` gives it.
         config: the settings.
-        stage: makes the progress bar of a stage.
     """
-    table = index.table
-    neighbors, similarity = _neighbors(index, config.neighbors, stage)
+    table, count, shown = index.table, len(index), config.progress
+    neighbors, similarity = _neighbors(index, config.neighbors, shown)
     near = similarity[:, :OUTLIER_NEIGHBORS]
     outlier = 1 - torch.where(near > -torch.inf, near, 0.0).sum(1) / (near > -torch.inf).sum(1).clamp(min=1)
-    listed = round(config.outliers * len(table))
+    listed = round(config.outliers * count)
     embeddings = torch.from_numpy(table.embeddings)
-    pixels, readable = _small_images(read, len(table), stage)
-    with stage("comparing near-duplicates", 1):
+    pixels, readable = _small_images(read, count, shown)
+    with counting_images("comparing near-duplicates", count, shown) as done:
         comparable = neighbors.masked_fill(~readable[neighbors] | ~readable[:, None], -1)
-        duplicates = find_duplicates(pixels, comparable, config.match)
-    with stage("clustering", 1):
+        duplicates = find_duplicates(pixels, comparable, config.match, lambda share: done(round(share * count)))
+    with counting_images("clustering", count, shown):
         clusters = find_clusters(embeddings, config.clusters, config.seed)
-    with stage("drawing the map", 1):
+    with counting_images("drawing the map", count, shown):
         layout, kind = find_layout(embeddings, neighbors, similarity, config.map, config.seed)
     labels = None if table.labels is None else torch.from_numpy(table.labels)
     return Collection(
@@ -80,26 +79,26 @@ def analyze(index: ImageIndex, read: ReadImages, config: ExploreConfig, stage: S
     )
 
 
-def _neighbors(index: ImageIndex, k: int, stage: StageBar) -> tuple[Tensor, Tensor]:
+def _neighbors(index: ImageIndex, k: int, shown: bool) -> tuple[Tensor, Tensor]:
     """The nearest other rows (N, k) of each row and their similarities."""
     found = []
-    with stage("finding neighbors", len(index)) as advance:
+    with counting_images("finding neighbors", len(index), shown) as done:
         for start in range(0, len(index), QUERIES):
             rows = list(range(start, min(start + QUERIES, len(index))))
             cosine, near = index.search(index.vectors(rows), k, exclude=rows)
             found.append((torch.from_numpy(near), torch.from_numpy(cosine)))
-            advance(len(rows))
+            done(rows[-1] + 1)
     return torch.cat([near for near, _ in found]), torch.cat([similarity for _, similarity in found])
 
 
-def _small_images(read: ReadImages, count: int, stage: StageBar) -> tuple[np.ndarray, Tensor]:
+def _small_images(read: ReadImages, count: int, shown: bool) -> tuple[np.ndarray, Tensor]:
     """All images at SIDE, uint8 (N, 3, SIDE, SIDE), and which of them could be read."""
     pixels = np.zeros((count, 3, SIDE, SIDE), dtype=np.uint8)
     readable = torch.zeros(count, dtype=torch.bool)
-    with stage("reading small images", count) as advance:
+    with counting_images("reading small images", count, shown) as done:
         for start in range(0, count, QUERIES):
             rows = range(start, min(start + QUERIES, count))
             for row, image in read(rows, SIDE).items():
                 pixels[row], readable[row] = image, True
-            advance(len(rows))
+            done(rows[-1] + 1)
     return pixels, readable

@@ -3,10 +3,11 @@
 An encoder finds copies among the nearest neighbors of an image, but images that merely resemble it have similarities as
 high. So each pair of neighbors is compared pixel by pixel at a small size: the correlation of what a blur removes, the
 largest over mirror images and crops of either. Copies that were encoded anew, resized, cropped or flipped keep their
-details in place; other images do not share them.
+details in place; other images do not share them. Details are divided by their local strength: else one strong edge, an
+object before a plain ground, would decide alone.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from itertools import pairwise
 from typing import NamedTuple
@@ -21,9 +22,10 @@ SIDE = 24  # pixels at which images are compared
 BLUR = 2.0  # standard deviation in these pixels of what does not count as detail
 SCALES = (1.0, 0.95, 0.9, 0.85, 0.8)  # of the side that a crop keeps
 STEP = 0.05  # between the positions of a crop
+WEAK = 5 / 255  # strength of details that count half: weaker ones are the noise of compression
 FLAT = 1.5 / 255  # root mean square of the details of an image that has none
 FLAT_DIFFERENCE = 6 / 255  # mean difference of two such images that are the same
-CHUNK = 64  # images whose crops are held at a time
+CHUNK = 32  # images whose crops are held at a time
 
 
 class Duplicates(NamedTuple):
@@ -34,16 +36,19 @@ class Duplicates(NamedTuple):
     group: Tensor  # (N,) number of an image's group, -1 for images without a copy
 
 
-def find_duplicates(pixels: np.ndarray, neighbors: Tensor, least: float) -> Duplicates:
+def find_duplicates(
+    pixels: np.ndarray, neighbors: Tensor, least: float, report: Callable[[float], None] = lambda share: None
+) -> Duplicates:
     """Near-duplicates among the neighbors of each image.
 
     Args:
         pixels: uint8 (N, 3, SIDE, SIDE), in memory or memory-mapped.
         neighbors: (N, k) rows of similar images, -1 for none.
         least: correlation of the details from which on two images are copies.
+        report: is told now and then which share of the work is done.
     """
     pairs = candidate_pairs(neighbors)
-    match = detail_match(pixels, pairs)
+    match = detail_match(pixels, pairs, report)
     found = match >= least
     return Duplicates(pairs[found], match[found], groups(pairs[found], len(pixels)))
 
@@ -57,8 +62,14 @@ def candidate_pairs(neighbors: Tensor) -> Tensor:
     return torch.stack([pair // len(neighbors), pair % len(neighbors)], 1)
 
 
-def detail_match(pixels: np.ndarray, pairs: Tensor) -> Tensor:
-    """Correlation (P,) of the details of two images: the largest over mirror images and crops of either."""
+def detail_match(pixels: np.ndarray, pairs: Tensor, report: Callable[[float], None] = lambda share: None) -> Tensor:
+    """Correlation (P,) of the details of two images: the largest over mirror images and crops of either.
+
+    Args:
+        pixels: uint8 (N, 3, SIDE, SIDE).
+        pairs: (P, 2) rows.
+        report: is told now and then which share of the work is done.
+    """
     match = torch.full((len(pairs),), -1.0)
     for one, other in ((0, 1), (1, 0)):
         order = pairs[:, one].argsort(stable=True)
@@ -67,11 +78,12 @@ def detail_match(pixels: np.ndarray, pairs: Tensor) -> Tensor:
             crops = _crops(_read(pixels, rows))
             partners, partner_of = pairs[order[part], other].unique(return_inverse=True)
             images = _read(pixels, partners)
-            both = _unit(_details(torch.stack([images, images.flip(3)])))  # (2, m, 3 * SIDE^2)
+            both = _unit(_even(_details(torch.stack([images, images.flip(3)]))))  # (2, m, 3 * SIDE^2)
             lengths = counts.tolist()
             for cropped, places, near in zip(crops, order[part].split(lengths), partner_of.split(lengths), strict=True):
                 best = (both[:, near] @ cropped.T).amax((0, 2))
                 match[places] = torch.maximum(match[places], best)
+            report((one + part.stop / len(pairs)) / 2)
     return _flat_match(pixels, pairs, match)
 
 
@@ -110,9 +122,17 @@ def _by_image(rows: Tensor) -> Iterator[slice]:
             yield slice(start, end)
 
 
-def _unit(vectors: Tensor) -> Tensor:
-    centered = vectors - vectors.mean(-1, keepdim=True)
-    return centered / centered.norm(dim=-1, keepdim=True).clamp(min=1e-6)
+def _even(details: Tensor) -> Tensor:
+    """Details (..., 3, SIDE, SIDE) divided in place by their local strength."""
+    strength = _blur() @ details.square().mean(-3, keepdim=True) @ _blur().T
+    return details.div_(strength.sqrt_().add_(WEAK))
+
+
+def _unit(images: Tensor) -> Tensor:
+    """Images (..., 3, SIDE, SIDE) as vectors of mean 0 and length 1, in place."""
+    vectors = images.flatten(-3)
+    vectors -= vectors.mean(-1, keepdim=True)
+    return vectors.div_(vectors.norm(dim=-1, keepdim=True).clamp_(min=1e-6))
 
 
 def _crops(images: Tensor) -> Tensor:
@@ -122,8 +142,8 @@ def _crops(images: Tensor) -> Tensor:
         sharp, blurred = _crop_matrices(scale)
         details = sharp @ images @ sharp.T - blurred @ images @ blurred.T  # the resizing and the blur are separable
         tiles = details.unflatten(3, (-1, SIDE)).unflatten(2, (-1, SIDE))  # (n, 3, top, SIDE, left, SIDE)
-        crops.append(tiles.permute(0, 2, 4, 1, 3, 5).flatten(1, 2).flatten(2))
-    return _unit(torch.cat(crops, 1))
+        crops.append(tiles.permute(0, 2, 4, 1, 3, 5).flatten(1, 2))
+    return _unit(_even(torch.cat(crops, 1)))
 
 
 @cache
@@ -142,8 +162,8 @@ def _blur() -> Tensor:
 
 
 def _details(images: Tensor) -> Tensor:
-    """What a blur removes from images (..., 3, SIDE, SIDE), flattened."""
-    return (images - _blur() @ images @ _blur().T).flatten(-3)
+    """What a blur removes from images (..., 3, SIDE, SIDE)."""
+    return images - _blur() @ images @ _blur().T
 
 
 def _flat_match(pixels: np.ndarray, pairs: Tensor, match: Tensor) -> Tensor:
@@ -160,4 +180,4 @@ def _flat_match(pixels: np.ndarray, pairs: Tensor, match: Tensor) -> Tensor:
 
 
 def _is_flat(images: Tensor) -> Tensor:
-    return _details(images).square().mean(1).sqrt() < FLAT
+    return _details(images).square().mean((1, 2, 3)).sqrt() < FLAT

@@ -23,7 +23,7 @@ from psm.reporting.explorer.csv_files import write_csv_files
 from psm.reporting.explorer.page import render
 from psm.utils.errors import UserError
 from psm.utils.files import write_text_atomically
-from psm.utils.progress import stages
+from psm.utils.progress import counting_images
 from psm.utils.run_folder import RunFolder
 
 PAGE, FEATURES = "explore.html", "features.npy"
@@ -87,10 +87,10 @@ def run_exploration(
     index = ImageIndex(folder / FEATURES, config.index)
     if len(index) < 2:
         raise UserError(f"data={config.data} holds a single image that can be read: give more of them.")
-    with stages(config.progress) as stage, table_images(index.table, data=data) as read:
-        collection = analyze(index, read, config, stage)
+    with table_images(index.table, data=data) as read:
+        collection = analyze(index, read, config)
         files = write_csv_files(folder, index, collection)
-        with stage("writing the page", 1):
+        with counting_images("writing the page", len(index), config.progress):
             content = render(index, collection, read, config)
     write_text_atomically(folder / PAGE, content)
     return Exploration(folder, folder / PAGE, files, index, collection)

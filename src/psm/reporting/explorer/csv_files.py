@@ -1,4 +1,7 @@
-"""What was found in a collection as CSV files: a row an image, paths relative to the data."""
+"""What was found in a collection as CSV files: a row an image, paths relative to the data.
+
+Clusters and groups are counted from 1, as on the page.
+"""
 
 import csv
 import io
@@ -41,15 +44,18 @@ def _text(header: list[str], rows: Iterable[list[Any]]) -> str:
 
 
 def duplicate_groups(index: ImageIndex, collection: Collection) -> list[list[int]]:
-    """Rows of each group of near-duplicates; in a group the largest file first, which is the one to keep."""
-    group = collection.duplicates.group
+    """Rows of each group of near-duplicates, the group with the best match first.
+
+    In a group the largest file comes first, which is the one to keep.
+    """
+    group, match = collection.duplicates.group, best_match(collection, len(index))
     members = (group >= 0).nonzero()[:, 0]
     ordered = members[group[members].argsort(stable=True)]
     sizes = group[members].bincount().tolist() if len(members) else []
     root = index.table.about.get("root")
     return [
         sorted(rows.tolist(), key=lambda row: (-_file_bytes(root, index.paths[row]), row))
-        for rows in ordered.split(sizes)
+        for rows in sorted(ordered.split(sizes), key=lambda rows: -round(float(match[rows].max()), 4))
     ]
 
 
@@ -71,7 +77,7 @@ def best_match(collection: Collection, count: int) -> Tensor:
 
 def duplicate_rows(index: ImageIndex, collection: Collection) -> Iterable[list[Any]]:
     match = best_match(collection, len(index))
-    for number, rows in enumerate(duplicate_groups(index, collection)):
+    for number, rows in enumerate(duplicate_groups(index, collection), 1):
         for row in rows:
             yield [number, index.paths[row], f"{float(match[row]):.4f}"]
 
@@ -88,7 +94,7 @@ def cluster_rows(index: ImageIndex, collection: Collection) -> Iterable[list[Any
         rank = {row: place for place, row in enumerate(representatives(collection, rows), 1)}
         for row in rows.tolist():
             similarity = f"{float(collection.clusters.similarity[row]):.4f}"
-            yield [number, index.paths[row], similarity, rank.get(row, "")]
+            yield [number + 1, index.paths[row], similarity, rank.get(row, "")]
 
 
 def cluster_members(collection: Collection, number: int) -> Tensor:

@@ -36,7 +36,7 @@ const LISTS = {
   duplicates: {
     title: `Near-duplicates (${about.duplicate_groups})`,
     note: about.duplicate_groups
-      ? `${many(about.duplicate_images, "image")} in ${many(about.duplicate_groups, "group")}: copies that were encoded anew, resized, cropped or mirrored. The first of a group is the largest file. m: match of the details.`
+      ? `${many(about.duplicate_images, "image")} in ${many(about.duplicate_groups, "group")}: copies that were encoded anew, resized, cropped or mirrored, the surest group first. The first of a group is the largest file. m: match of the details.`
       : "No near-duplicates were found.",
     entries: data.duplicates.map((images, number) => ({ title: `Group ${number + 1}: ${many(images.length, "image")}`, images })),
   },
@@ -144,7 +144,7 @@ function drawLegend() {
   }
   const sizes = new Map();
   for (let place = 0; place < count; place++) sizes.set(colorGroup(place), (sizes.get(colorGroup(place)) ?? 0) + 1);
-  const groups = [...sizes.keys()].sort((a, b) => sizes.get(b) - sizes.get(a));
+  const groups = [...sizes.keys()].sort(state.color === "cluster" ? (a, b) => a - b : (a, b) => sizes.get(b) - sizes.get(a));
   legend.replaceChildren(...groups.map(group => {
     const dot = element("i");
     dot.style.background = colorOf(group);
