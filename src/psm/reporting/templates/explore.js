@@ -159,11 +159,15 @@ function drawLegend() {
 
 const canvas = byId("map"), pen = canvas.getContext("2d");
 const size = { width: 1, height: 1, fit: 1 };
-const bitmaps = sheets.map(url => {
+// Sheets as bitmaps: from an image element each thumbnail would be decoded and scaled anew where there is no GPU.
+const bitmaps = sheets.map(() => null);
+sheets.forEach((url, i) => {
   const made = new Image();
-  made.addEventListener("load", redraw);
+  made.addEventListener("load", async () => {
+    bitmaps[i] = await createImageBitmap(made).catch(() => made);
+    redraw();
+  });
   made.src = url;
-  return made;
 });
 // Representative images first, then all others in an order that has nothing to do with their place.
 const priority = (() => {
@@ -235,7 +239,7 @@ const thumbSize = () => Math.round(Math.max(26, Math.min(96, 26 + 14 * Math.log2
 function drawThumb(place, x, y, side) {
   const { side: tileSide, pitch, columns, rows } = data.sprites;
   const sheet = bitmaps[Math.floor(place / (columns * rows))], tile = place % (columns * rows);
-  if (!sheet.complete || !sheet.naturalWidth) return false;
+  if (!sheet) return false;
   pen.imageSmoothingEnabled = side < 2 * tileSide;
   pen.drawImage(sheet, (tile % columns) * pitch, Math.floor(tile / columns) * pitch, tileSide, tileSide, x, y, side, side);
   return true;
