@@ -68,7 +68,7 @@ def has_kernel(operation: Callable[..., Any], *args: Any) -> bool:
 
 
 def _find_kernel(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[..., Any] | None:
-    if not enabled() or (args and args[0].device.type != "cpu"):
+    if not enabled() or torch.compiler.is_compiling() or (args and args[0].device.type != "cpu"):
         return None
     _load_kernels()
     kernel = _kernels.get(name)

@@ -636,3 +636,15 @@ def test_images_of_another_kind_or_number_are_refused() -> None:
         views.plain(random_images(4)[:, :1])
     with pytest.raises(UserError, match="3 images were given with the parameters of 4"):
         views.apply(random_images(3), params)
+
+
+@pytest.mark.parametrize("weak", [False, True])
+def test_views_at_once_are_those_of_the_cpu(weak: bool) -> None:
+    """What an accelerator computes for all views together, from parameters that were packed on the CPU."""
+    images = torch.randint(0, 256, (6, 3, 20, 16), dtype=torch.uint8, generator=generator(1))
+    views = Views(ViewsConfig(size=12, **EVERYTHING), 16, (0.4, 0.5, 0.6), (0.2, 0.3, 0.25))
+    params = views.sample_params(6, generator(2), views=3)
+    packed = views.pack(params.weak() if weak else params, images)
+    fast = views.apply_at_once(images, packed, channels_last=True, filters=not weak)
+    assert fast.flatten(0, 1).is_contiguous(memory_format=torch.channels_last)
+    torch.testing.assert_close(fast, views.apply(images, params, weak=weak), rtol=0, atol=2e-5)

@@ -254,14 +254,22 @@ class PretrainSettings(Generic[Unset]):
     ddp: dict[str, Any] = key(
         dict, "arguments of Lightning's DDPStrategy; ddp.timeout: seconds that processes wait for each other (1800)"
     )
-    precision: str = key("32-true", "Lightning's: 32-true, bf16-mixed, 16-mixed, ...")
+    precision: str = key(
+        "auto",
+        "Lightning's: 32-true, bf16-mixed, 16-mixed, ...; auto: bf16-mixed on CUDA GPUs that have it, else 32-true",
+    )
     sync_batchnorm: bool = key(True, "batch norm over all devices' images, so that their number changes nothing")
     grad_cache_chunk: int | None = key(
         None,
         "images that go through the networks at a time on a device, for batches too large for its memory",
         at_least=2,
     )
-    compile: str | None = key(None, "compile the networks with this backend of torch.compile, for example inductor")
+    compile: str | None = key(
+        None, "compile networks, views and loss with this backend of torch.compile, for example inductor"
+    )
+    compile_mode: str | None = key(
+        None, "mode of compile=inductor: default, reduce-overhead (CUDA graphs), max-autotune, ..."
+    )
     channels_last: bool | None = key(None, "memory layout of convolutions; none: where it was measured to be faster")
     loggers: dict[str, Any] = key(
         dict,

@@ -11,6 +11,7 @@ from psm.utils import devices
 from psm.utils.seeding import generator
 
 DEVICE_MEMORY_FRACTION = 0.5  # of the device's free memory that a data set may take
+MAPPED_ROWS = 4096  # images of a mapped set that are copied to a device at a time
 
 
 class Batch(NamedTuple):
@@ -31,9 +32,14 @@ def images_on_device(images: ImageStore, device: torch.device) -> Tensor | None:
     """All images, uint8 (N, 3, H, W), on the device if they fit in half of its free memory; None otherwise."""
     height, width = images.shape[1:]
     available = DEVICE_MEMORY_FRACTION * devices.free_bytes(device)
-    if images.mapped or len(images) * 3 * height * width > available:
+    if images.streamed is not None or len(images) * 3 * height * width > available:
         return None
-    return images.take(torch.arange(len(images))).to(device)
+    if not images.mapped:
+        return images.take(torch.arange(len(images))).to(device)
+    held = torch.empty((len(images), 3, height, width), dtype=torch.uint8, device=device)
+    for rows in torch.arange(len(images)).split(MAPPED_ROWS):  # the host never holds all of them
+        held[rows[0] : rows[-1] + 1] = images.take(rows).to(device)
+    return held
 
 
 class BatchLoader:

@@ -1,6 +1,7 @@
 """The networks of a method: online encoder, projector and predictor, and the target network (EMA)."""
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import deepcopy
 from typing import Any
 
@@ -21,6 +22,35 @@ class _Float32Buffers(nn.Module):
         for name, buffer in before.items():
             self._buffers[name] = buffer.to(self._buffers[name].device)  # type: ignore[union-attr]
         return self
+
+
+@contextmanager
+def counted_at_once(networks: nn.Module, device: torch.device) -> Iterator[None]:
+    """Context in which batch norms do not count their batches; on exit all counters are raised in one kernel.
+
+    For accelerators and one forward pass of each layer in training mode; on a CPU nothing is changed. The counters are
+    not used where batch norm has a momentum; they are kept as torch would keep them.
+    """
+    layers: list[Any] = [
+        layer
+        for layer in networks.modules()
+        if type(layer) in (nn.BatchNorm1d, nn.BatchNorm2d)
+        and layer.training
+        and layer.momentum is not None
+        and layer.num_batches_tracked is not None
+    ]
+    if device.type == "cpu" or not layers:
+        yield
+        return
+    counters = [layer.num_batches_tracked for layer in layers]
+    for layer in layers:
+        layer.num_batches_tracked = None
+    try:
+        yield
+    finally:
+        for layer, counter in zip(layers, counters, strict=True):
+            layer.num_batches_tracked = counter
+    torch._foreach_add_(counters, 1)
 
 
 class SiameseNetworks(nn.Module):
@@ -51,10 +81,10 @@ class SiameseNetworks(nn.Module):
         self.target_average = _Float32Buffers()  # holds the EMA where the target is in half precision
         self.compiled = False
 
-    def compile_parts(self, backend: str) -> None:
+    def compile_parts(self, backend: str, mode: str | None = None) -> None:
         """Compile each network by itself with ``torch.compile``. The state dict does not change."""
         for network in self.children():
-            network.compile(backend=backend)
+            network.compile(backend=backend, mode=mode)
         self.compiled = True
 
     @property
@@ -86,6 +116,11 @@ class SiameseNetworks(nn.Module):
             The embeddings, (V, N, D) each, and the encoder's features (VN, F).
         """
         chunk = grad_cache_chunk or views.shape[1]
+        once = not self.compiled and chunk >= views.shape[1]
+        with counted_at_once(self, views.device) if once else nullcontext():
+            return self._forward(views, chunk, target_views)
+
+    def _forward(self, views: Tensor, chunk: int, target_views: Tensor | None) -> tuple[Embeddings, Tensor]:
         online = [part.flatten(0, 1) for part in views.split(chunk, dim=1)]
         target = online if target_views is None else [x.flatten(0, 1) for x in target_views.split(chunk, dim=1)]
         outputs = [self._embed(*parts, recompute=len(online) > 1) for parts in zip(online, target, strict=True)]

@@ -18,7 +18,7 @@ from psm.utils.run_folder import RunFolder
 
 # Of another run's settings these are about its machine, or name code to run: a user gives them again.
 NOT_TAKEN_OVER = (
-    *("init", "init_heads", "accelerator", "devices", "num_nodes", "strategy", "ddp", "compile"),
+    *("init", "init_heads", "accelerator", "devices", "num_nodes", "strategy", "ddp", "compile", "compile_mode"),
     *("channels_last", "loggers", "callbacks", "trainer"),
 )
 

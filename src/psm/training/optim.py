@@ -90,7 +90,7 @@ def build_optimizer(
 ) -> torch.optim.Optimizer:
     """The optimizer that the configuration names.
 
-    Fused on a CPU, unless gradients are clipped: with mixed precision Lightning does not clip for a fused step. torch's
+    Fused on a CPU and on CUDA, unless gradients are clipped: with mixed precision Lightning does not clip for a fused step. torch's
     fused SGD copies each channels-last gradient once: 6 ms for ResNet-18's weights, 0.8 % of a step.
 
     Args:
@@ -106,7 +106,7 @@ def build_optimizer(
         members = [p for p in parameters if lr_factors.get(p, 1.0) == factor]
         own = {} if factor == 1 else {"lr_factor": factor}
         groups += [group | own for group in _groups(members, config)]
-    fused = parameters[0].device.type == "cpu" and config.clip is None
+    fused = parameters[0].device.type in ("cpu", "cuda") and config.clip is None
     optimizer = find_optimizer(config.name).build(groups, config, fused)
     if optimizer.defaults.get("fused"):
         optimizer.register_step_pre_hook(match_gradient_strides)

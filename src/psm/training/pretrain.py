@@ -250,7 +250,7 @@ def _prepare(
             init = checkpoint_encoder(read_checkpoint(point), point)[0].init
         channels_last = use_channels_last(nets, config.channels_last, trainer)
         if config.compile is not None:
-            nets.compile_parts(config.compile)
+            nets.compile_parts(config.compile, config.compile_mode)
         info = EncoderInfo(
             encoder=config.encoder,
             stem=nets.encoder.stem if isinstance(nets.encoder, ResNet) else "auto",

@@ -14,6 +14,7 @@ from psm.methods.spec import MethodSpec
 from psm.mining.purity import MINED
 from psm.models.factory import create_encoder
 from psm.training.optim import check_optimizer, default_lr, default_weight_decay
+from psm.utils.devices import find_precision
 from psm.utils.errors import UserError
 
 log = logging.getLogger("psm")
@@ -24,6 +25,13 @@ def check_settings(config: PretrainConfig) -> None:
     if config.compile is not None and config.compile not in torch.compiler.list_backends(()):
         known = ", ".join(torch.compiler.list_backends())
         raise UserError(f"compile={config.compile} is no backend of torch.compile: give one of {known}, or none.")
+    if config.compile_mode is not None and (
+        config.compile != "inductor" or config.compile_mode not in torch._inductor.list_mode_options()
+    ):
+        known = ", ".join(torch._inductor.list_mode_options())
+        raise UserError(
+            f"compile_mode={config.compile_mode} is a mode of compile=inductor: give that, and one of {known}."
+        )
     check_optimizer(config.optim)
     method_of(config)
 
@@ -50,6 +58,7 @@ def resolve(config: PretrainConfig, data: ImageDataset) -> ResolvedPretrainConfi
         batch_size=_batch_size(config.batch_size, len(data.train)),
         optim=replace(optim, lr=default_lr(optim), weight_decay=default_weight_decay(optim, data.size)),
         images=replace(config.images, size=data.size),
+        precision=find_precision(config.accelerator) if config.precision == "auto" else config.precision,
         **method.to_dict(),
     )
 

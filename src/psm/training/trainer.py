@@ -9,6 +9,7 @@ from datetime import timedelta
 from typing import Any
 
 import lightning
+import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.strategies import DDPStrategy
 from torch.nn.parallel import DistributedDataParallel
@@ -66,9 +67,19 @@ def make_trainer(
             raise UserError(f"trainer.{name} does not go with training by steps: choose batch_size and epochs instead.")
     try:
         with quiet():
-            return lightning.Trainer(**options, **{"log_every_n_steps": config.monitor.log_every, **config.trainer})
+            return lightning.Trainer(**options, **_defaults(config), **config.trainer)
     except (ValueError, TypeError, RuntimeError, ImportError, MisconfigurationException) as error:
         raise UserError(f"Lightning refuses these settings: {' '.join(str(error).split())}") from None
+
+
+def _defaults(config: RunSettings) -> dict[str, Any]:
+    """Options that ``trainer.*`` may change. Shapes never change within a run, so that cudnn can look for the fastest
+    convolutions once; not where a run is to be deterministic."""
+    defaults = {
+        "log_every_n_steps": config.monitor.log_every,
+        "benchmark": True if torch.cuda.is_available() and not config.trainer.get("deterministic") else None,
+    }
+    return {name: value for name, value in defaults.items() if name not in config.trainer}
 
 
 def _number(devices: str) -> int | str:

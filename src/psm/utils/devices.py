@@ -2,6 +2,7 @@
 
 import os
 from contextlib import AbstractContextManager, nullcontext
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -19,6 +20,12 @@ def find_device(accelerator: str) -> torch.device:
         known = ", ".join(["auto", *(name for name, there in present.items() if there)])
         raise UserError(f"accelerator={accelerator} cannot be used here: give one of {known}.")
     return torch.device(name)
+
+
+def find_precision(accelerator: str) -> str:
+    """The precision that ``auto`` stands for: bf16-mixed on CUDA GPUs that have it, else 32-true."""
+    cuda = accelerator in ("auto", "gpu", "cuda") and torch.cuda.is_available()
+    return "bf16-mixed" if cuda and torch.cuda.is_bf16_supported(including_emulation=False) else "32-true"
 
 
 def to_device(values: Tensor, device: torch.device) -> Tensor:
@@ -42,6 +49,17 @@ def num_cores() -> int:
 def free_bytes(device: torch.device) -> int:
     """Free memory of a CUDA device; 0 for others: a CPU has the images in memory anyway."""
     return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 0
+
+
+ASSUMED_MEMORY = 40 * 2**30  # bytes of an accelerator that does not tell
+
+
+@cache
+def matrix_elements(device: torch.device, share: float) -> int:
+    """Elements of a float32 matrix that takes at most this share of a device's memory, a power of two."""
+    known = device.type == "cuda"
+    memory = torch.cuda.get_device_properties(device).total_memory if known else ASSUMED_MEMORY
+    return 1 << max(0, int(share * memory / 4).bit_length() - 1)
 
 
 def resident(values: Tensor, device: torch.device) -> Tensor:

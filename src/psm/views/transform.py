@@ -15,7 +15,7 @@ from torch.nn.functional import interpolate
 
 from psm.config.schema import ViewsConfig
 from psm.data.crops import CropDraws
-from psm.ops import CHUNK_PIXELS, crop_color, normalize_channels_
+from psm.ops import CHUNK_PIXELS, adjust_color, crop_color, normalize_channels_, resized_crop
 from psm.utils.devices import to_device, without_autocast
 from psm.utils.errors import UserError
 from psm.views.functional import (
@@ -189,6 +189,9 @@ class Views:
                 "images."
             )
         params = params.weak() if weak else params
+        if images.device.type != "cpu":
+            with without_autocast(images.device):
+                return self.apply_at_once(images, self.pack(params, images), channels_last, filters=not weak)
         views = self._empty(images, len(params.flip), channels_last)
         with without_autocast(images.device):
             if weak or not self._has_filters:
@@ -198,8 +201,45 @@ class Views:
                 colored = self._empty(images[rows], len(params.flip), channels_last=False)
                 self._crop_color(images[rows], params[rows], colored, normalize=False)
                 for view, cropped, view_params in zip(views[:, rows], colored, params[rows].views(), strict=True):
-                    view.copy_(self._normalize_(self._filter(cropped, view_params)))
+                    filtered = self._filter(cropped, view_params.blur_sigma, view_params.solarize)
+                    view.copy_(self._normalize_(filtered))
         return views
+
+    def pack(self, params: AugmentParams, images: Tensor) -> Tensor:
+        """What ``apply_at_once`` needs of the parameters, (views, B, 17) on the images' device: one copy.
+
+        The rest is computed where the parameters are, on the CPU: many small operations that a device would launch.
+        """
+        boxes = params.boxes(images.shape[2], images.shape[3], self.settings.crop_ratio)
+        matrix, luma_factor = params.colors()
+        single = (*boxes, params.flip.float(), luma_factor, params.blur_sigma, params.solarize.float())
+        packed = torch.cat([torch.stack(single, -1), matrix.flatten(-2)], -1)
+        return packed if packed.device == images.device else to_device(packed, images.device)
+
+    def apply_at_once(
+        self, images: Tensor, packed: Tensor, channels_last: bool = False, filters: bool = True
+    ) -> Tensor:
+        """``apply`` for an accelerator: the views of all images as one batch, in few operations.
+
+        Args:
+            images: uint8 (B, 3, H, W).
+            packed: (views, B, 17), as ``pack`` gives them.
+            channels_last: memory layout of the views.
+            filters: blur and solarize.
+        """
+        views = len(packed)
+        packed = packed.flatten(0, 1)
+        *box, flip, luma_factor, sigma, solarized = packed[:, :8].unbind(1)
+        matrix = packed[:, 8:].unflatten(1, (3, 3))
+        luma, mean, std = constant((LUMA, self.mean, self.std), images.device)
+        pixels = images.repeat(views, 1, 1, 1) / 255
+        colored = adjust_color(resized_crop(pixels, box, flip.bool(), self.size), matrix, luma_factor, luma)
+        if filters and self._has_filters:
+            colored = self._filter(colored, sigma, solarized.bool())
+        normalized = normalize_channels_(colored, mean, std)
+        if channels_last:
+            normalized = normalized.contiguous(memory_format=torch.channels_last)
+        return normalized.unflatten(0, (views, -1))
 
     def _apply_to_crops(self, crops: Tensor, params: AugmentParams, channels_last: bool, weak: bool) -> Tensor:
         """Views of crops (views, B, 3, size, size) that were taken by the boxes of ``params`` already."""
@@ -248,14 +288,14 @@ class Views:
         """True if blur or solarization can follow crop and color."""
         return self.settings.blur > 0 or self.settings.solarize > 0
 
-    def _filter(self, view: Tensor, params: AugmentParams) -> Tensor:
-        """Blur and solarize one view (B, 3, size, size)."""
+    def _filter(self, view: Tensor, sigma: Tensor, solarized: Tensor) -> Tensor:
+        """Blur and solarize one view (B, 3, size, size), by parameters (B,)."""
         settings = self.settings
         if settings.blur > 0:
             radius = min(math.ceil(3 * settings.blur_sigma[1]), self.size)
-            view = gaussian_blur(view, params.blur_sigma, radius)
+            view = gaussian_blur(view, sigma, radius)
         if settings.solarize > 0:
-            view = solarize(view, params.solarize)
+            view = solarize(view, solarized)
         return view
 
     def _normalize_(self, pixels: Tensor) -> Tensor:
