@@ -11,11 +11,13 @@ from hypothesis import strategies as st
 import psm.mining.pnsm
 import reference
 from helpers import batch_loss, close, filled, method, pair_loss, pair_of, random_vectors, without_pnsm
-from psm.losses.functional import redundancy_loss
+from psm.losses.functional import contrastive_loss, joined_contrastive_loss, redundancy_loss
 from psm.methods import METHODS, get_method
+from psm.mining.batch import MiningBatch
 from psm.mining.memory_bank import MemoryBank
 from psm.mining.pnsm import mine_negatives
 from psm.models.outputs import Embeddings, directions, view_pairs
+from psm.ops import masked_logsumexp
 
 
 def inputs(seed: int, count: int = 5, width: int = 4, rows: int = 9) -> Any:
@@ -244,3 +246,37 @@ def test_the_hardest_of_mochi_as_a_share_of_the_bank() -> None:
     assert losses[0] == losses[1]
     assert get_method("mochi", negatives={"hard_share": 1 / 64}).negatives.num_hardest(4096) == 64
     assert get_method("mochi").negatives.num_hardest(4096) == 1024
+
+
+@pytest.mark.parametrize("kept", ["all", "some", "none"])
+@pytest.mark.parametrize("temperature", [0.5, 0.01])
+def test_an_accelerators_log_softmax_is_the_contrastive_loss(kept: str, temperature: float) -> None:
+    """Value and gradient, with positives that do not exist, with all negatives dropped and at a small temperature."""
+    positives, negatives = random_vectors(3, (6, 4), (6, 9))
+    logits, others = ((x / temperature).requires_grad_() for x in (positives, negatives))
+    mask = torch.arange(4) < torch.tensor([4, 1, 2, 4, 3, 1])[:, None]
+    weights = torch.rand(6, 4, generator=torch.Generator().manual_seed(0), dtype=logits.dtype)
+    keep = {"all": None, "some": negatives > 0, "none": torch.zeros(6, 9, dtype=torch.bool)}[kept]
+    fast = joined_contrastive_loss(logits, weights, mask, others, keep).sum()
+    slow = contrastive_loss(logits, weights, mask, masked_logsumexp(others, keep)).sum()
+    assert close(fast, slow)
+    for a, b in zip(
+        torch.autograd.grad(fast, [logits, others]), torch.autograd.grad(slow, [logits, others]), strict=True
+    ):
+        assert torch.isfinite(a).all()
+        torch.testing.assert_close(a, b)
+
+
+def test_one_search_for_both_views_finds_what_two_find() -> None:
+    bank = filled(random_vectors(1, (30, 4))[0])
+    keys, ids = random_vectors(2, (2, 5, 4))[0], torch.arange(5)
+    for view in (0, 1):
+        both = MiningBatch(keys[view], keys[1 - view], keys[view], keys[view], ids, bank, views=(view, 1 - view),
+                           searches={}, search_both=True)  # fmt: skip
+        plain = both._replace(searches={}, search_both=False)
+        for query_view in (False, True):
+            found, expected = (batch.search("test", 3, query_view) for batch in (both, plain))
+            for a, b in zip(found, expected, strict=True):
+                torch.testing.assert_close(a, b)
+        assert both.searches is not None
+        assert set(both.searches) == {(0, 3), (1, 3)}

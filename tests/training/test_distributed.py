@@ -1,4 +1,4 @@
-"""Two gloo processes are one process on the joined batch: loss, gradients, statistics, target, bank."""
+"""Several gloo processes are one process on the joined batch: loss, gradients, statistics, target, bank."""
 
 import os
 import socket
@@ -17,11 +17,13 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from psm.data.loader import rank_slice
+from psm.losses import chunked as chunked_loss
 from psm.methods import METHODS, get_method
 from psm.mining.memory_bank import MemoryBank
 from psm.models.heads import prediction_head, projection_head
 from psm.models.siamese import SiameseNetworks
 from psm.training.distributed import gather, sync_batchnorm
+from psm.training.distributed import processes as run_processes
 from psm.training.module import step_loss
 from psm.utils.checkpoint_file import read_checkpoint
 from psm.utils.files import read_lines
@@ -38,6 +40,7 @@ SPECS = {name: get_method(name) for name in METHODS} | {
         weighting="hard",
         loss={"redundancy_weight": 1.0},
     ),
+    "sharded": get_method("psm", bank={"sharded": True}),
 }
 
 
@@ -57,7 +60,7 @@ class Step(nn.Module):
         self.method = SPECS[method]
         head = prediction_head(5, 7, 5) if self.method.predictor.enabled else None
         self.networks = SiameseNetworks(Encoder(), projection_head(10, 7, 5), head, self.method.target.enabled)
-        self.bank = MemoryBank(13, 5)
+        self.bank = MemoryBank(13, 5)  # not a multiple of the number of processes
         self._ddp_params_and_buffers_to_ignore = [f"bank.{n}" for n in ("rows", "ids", "pointer", "fill")]
 
     def forward(self, views: Any, ids: Any, draws: Any, chunk: Any = None) -> Any:
@@ -71,6 +74,9 @@ def train(method: Any, rank: Any, world: Any) -> Any:
     step = Step(method).double()
     if world > 1:
         sync_batchnorm(step.networks, torch.device("cpu"))
+    if step.method.bank.sharded:
+        step.bank.share_out(run_processes())
+        assert len(step.bank.rows) == len(range(rank, 13, world)), "a process holds its share"
     wrapped = DistributedDataParallel(step) if world > 1 else step
     optimizer = torch.optim.SGD([p for p in step.parameters() if p.requires_grad], lr=0.1)
     mine, seen = rank_slice(BATCH, rank, world), []
@@ -85,16 +91,35 @@ def train(method: Any, rank: Any, world: Any) -> Any:
         optimizer.step()
         step.networks.update_target(0.9)
         step.bank.enqueue(latest.keys, latest.ids)
-        state = {n: v.clone() for n, v in step.state_dict().items()}
+        whole = {f"bank.{name}": value for name, value in step.bank.whole_state().items()}
+        state = {n: v.clone() for n, v in {**step.state_dict(), **whole}.items()}
         seen.append({"loss": loss.detach(), "gradients": gradients, "state": state})
+    again = deepcopy(step)
+    again.bank.rows.zero_()
+    again.load_state_dict(state)
+    assert torch.equal(again.bank.rows, step.bank.rows), "a checkpoint holds the whole bank, and each takes its rows"
+    assert (again.bank.pointer, again.bank.fill) == (step.bank.pointer, step.bank.fill)
     return seen
 
 
-def worker(rank: Any, port: Any, folder: Any) -> None:
+# Few pairs at once: chunks that begin and end within a process's anchors, and some without any of them.
+CHUNKED_ANCHORS = ("psm", "mochi", "choices", "sharded")
+FEW_PAIRS = 75
+
+
+def everything(rank: Any, world: Any) -> Any:
+    """What a process sees, for every method, and with anchors in chunks."""
+    whole = {method: train(method, rank, world) for method in SPECS}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(chunked_loss, "PAIRS", FEW_PAIRS)
+        return whole | {f"{method} in chunks": train(method, rank, world) for method in CHUNKED_ANCHORS}
+
+
+def worker(rank: Any, port: Any, folder: Any, world: Any) -> None:
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", rank=rank, world_size=2)
-    torch.save({method: train(method, rank, 2) for method in SPECS}, f"{folder}/{rank}.pt")
+    dist.init_process_group("gloo", rank=rank, world_size=world)
+    torch.save(everything(rank, world), f"{folder}/{rank}.pt")
     dist.destroy_process_group()
 
 
@@ -104,18 +129,23 @@ def free_port() -> Any:
         return s.getsockname()[1]
 
 
-@pytest.fixture(scope="module")
-def two_processes(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """What each of two processes saw, for every method."""
+@pytest.fixture(scope="module", params=[2, pytest.param(4, marks=pytest.mark.slow)])
+def processes(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """What each of several processes saw, for every method."""
     folder = tmp_path_factory.mktemp("ranks")
-    mp.spawn(worker, (free_port(), str(folder)), nprocs=2)
-    return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(2)]
+    mp.spawn(worker, (free_port(), str(folder), request.param), nprocs=request.param)
+    return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(request.param)]
 
 
-@pytest.mark.parametrize("method", SPECS)
-def test_two_processes_equal_one(two_processes: Any, method: str) -> None:
-    one = train(method, 0, 1)
-    ranks = [rank[method] for rank in two_processes]
+@pytest.fixture(scope="module")
+def one_process() -> Any:
+    return everything(0, 1)
+
+
+@pytest.mark.parametrize("method", [*SPECS, *(f"{method} in chunks" for method in CHUNKED_ANCHORS)])
+def test_several_processes_equal_one(processes: Any, one_process: Any, method: str) -> None:
+    one = one_process[method]
+    ranks = [rank[method] for rank in processes]
     for step in range(STEPS):
         for rank in ranks:
             assert torch.allclose(rank[step]["loss"], one[step]["loss"], 0, 1e-10)
@@ -124,7 +154,8 @@ def test_two_processes_equal_one(two_processes: Any, method: str) -> None:
                 for name, value in one[step][part].items():
                     assert torch.allclose(rank[step][part][name], value, 1e-9, 1e-10), (part, name)
         for name in ("bank.rows", "bank.ids"):
-            assert torch.equal(*(rank[step]["state"][name] for rank in ranks)), "banks differ between ranks"
+            first, *others = (rank[step]["state"][name] for rank in ranks)
+            assert all(torch.equal(first, other) for other in others), "banks differ between ranks"
 
 
 CHUNKED = ("simclr", "byol", "vicreg")

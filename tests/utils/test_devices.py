@@ -81,7 +81,8 @@ def test_a_step_never_waits_for_the_device(method: str) -> None:
 
 @pytest.mark.parametrize("method", ["psm", "mocov2"])
 def test_chunks_and_slices_wait_for_nothing_either(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(psm.losses.chunked, "PAIRS", 100)
+    monkeypatch.setattr(psm.losses.chunked, "DEVICE_PAIRS_SHARE", 1e-8)
+    assert psm.losses.chunked.anchors_at_once(16, DEVICE) < 8
     step = make(method, chunk=4)
     step()
     with Copies() as copies:
@@ -121,6 +122,24 @@ def test_images_on_a_device_are_taken_there(monkeypatch: pytest.MonkeyPatch) -> 
     assert copies.count == 0
     assert first.images.device == batch.ids.device == DEVICE
     assert batch.images.shape == (8, 3, 4, 4)
+
+
+def test_mapped_images_that_fit_are_held_there_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(psm.utils.devices, "free_bytes", lambda device: 10**9)
+    monkeypatch.setattr(ImageStore, "mapped", True)
+    batches = BatchLoader(images(), 8, seed=3, device="meta")
+    assert batches.on_device is not None
+    assert batches.on_device.shape == (20, 3, 4, 4)
+    assert next(iter(batches)).images.device == DEVICE
+
+
+def test_the_precision_that_auto_stands_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: True)
+    assert psm.utils.devices.find_precision("auto") == "bf16-mixed"
+    assert psm.utils.devices.find_precision("cpu") == "32-true"
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: False)
+    assert psm.utils.devices.find_precision("gpu") == "32-true"
 
 
 def test_the_device_that_a_name_stands_for_and_one_that_is_not_there() -> None:

@@ -6,14 +6,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from psm.mining.processes import take_rows
+from psm.utils.devices import matrix_elements
+
 # (anchor, candidate) pairs held at once: 64 MiB a matrix in float32. The paper's settings stay below, in one chunk.
 PAIRS = 2**24
+DEVICE_PAIRS_SHARE = 1 / 64  # of an accelerator's memory that a matrix takes instead: fewer kernels
 
 ChunkLoss = Callable[..., tuple[Tensor, Tensor]]
 
 
 def sum_over_anchors(
-    chunk_loss: ChunkLoss, candidates: int, per_anchor: Sequence[Tensor], shared: Sequence[Tensor]
+    chunk_loss: ChunkLoss,
+    candidates: int,
+    per_anchor: Sequence[Tensor],
+    shared: Sequence[Tensor],
+    anchors: slice | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The sums of the two tensors that ``chunk_loss(rows, *per_anchor[rows], *shared)`` gives for each chunk.
 
@@ -25,25 +33,33 @@ def sum_over_anchors(
         candidates: how many vectors an anchor is compared with.
         per_anchor: tensors with a row for each anchor.
         shared: tensors that all chunks use.
+        anchors: sum over these alone, in the chunks that all of them would have; None: all.
     """
-    count = len(per_anchor[0])
-    step = max(1, PAIRS // max(candidates, 1))
-    if count <= step:
-        return chunk_loss(slice(0, count), *per_anchor, *shared)
+    anchors = slice(0, len(per_anchor[0])) if anchors is None else anchors
+    step = anchors_at_once(candidates, per_anchor[0].device)
+    starts = [anchors.start, *range((anchors.start // step + 1) * step, anchors.stop, step)]
+    chunks = [slice(*ends) for ends in zip(starts, [*starts[1:], anchors.stop], strict=True)]
+    if len(chunks) == 1:
+        return chunk_loss(anchors, *(take_rows(x, anchors) for x in per_anchor), *shared)
     inputs = [x if torch.is_grad_enabled() else x.detach() for x in (*per_anchor, *shared)]
-    return _Chunks.apply(chunk_loss, step, len(per_anchor), *inputs)
+    return _Chunks.apply(chunk_loss, chunks, len(per_anchor), *inputs)
+
+
+def anchors_at_once(candidates: int, device: torch.device) -> int:
+    """Anchors of a chunk, where each is compared with so many candidates."""
+    pairs = PAIRS if device.type == "cpu" else matrix_elements(device, DEVICE_PAIRS_SHARE)
+    return max(1, pairs // max(candidates, 1))
 
 
 class _Chunks(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, chunk_loss: ChunkLoss, step: int, num_per_anchor: int, *inputs: Tensor
+        ctx: Any, chunk_loss: ChunkLoss, chunks: list[slice], num_per_anchor: int, *inputs: Tensor
     ) -> tuple[Tensor, Tensor]:
         wanted = ctx.needs_input_grad[3:]
         gradients = [torch.zeros_like(x) if wants else None for x, wants in zip(inputs, wanted, strict=True)]
         sums: list[tuple[Tensor, Tensor]] = []
-        for start in range(0, len(inputs[0]), step):
-            rows = slice(start, start + step)
+        for rows in chunks:
             parts = [x[rows] if index < num_per_anchor else x for index, x in enumerate(inputs)]
             leaves = [x.detach().requires_grad_(wants) for x, wants in zip(parts, wanted, strict=True)]
             with torch.set_grad_enabled(any(wanted)):

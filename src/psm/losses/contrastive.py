@@ -7,14 +7,17 @@ import torch
 from torch import Tensor, nn
 
 from psm import ops
-from psm.losses.chunked import sum_over_anchors
+from psm.losses.chunked import anchors_at_once, sum_over_anchors
+from psm.losses.functional import joined_contrastive_loss
 from psm.losses.negative_weighting import WEIGHTINGS, NegativeWeighting
-from psm.losses.objectives import OBJECTIVES, Objective, ProjectionObjective
+from psm.losses.objectives import OBJECTIVES, Contrastive, Objective, ProjectionObjective
 from psm.mining.batch import MiningBatch
+from psm.mining.draws import Draws, as_draws
 from psm.mining.memory_bank import MemoryBank
-from psm.mining.negatives import NEGATIVES, Anchors, Candidates, NegativeSource, ViewNegatives
+from psm.mining.negatives import NEGATIVES, Anchors, Candidates, Negatives, NegativeSource, ViewNegatives
 from psm.mining.pnsm import SAMPLERS, NegativeSampler
 from psm.mining.positives import POSITIVES, PositiveRule, Positives, ViewPositives
+from psm.mining.processes import ONE_PROCESS
 
 NORM_TOLERANCE = 1e-2  # of |v| from 1: bfloat16 rounds by less
 
@@ -145,8 +148,14 @@ class ContrastiveLoss(nn.Module):
         """Mean loss of one term, anchors in chunks of bounded memory."""
         positives = rule(batch)
         anchors, targets = source.anchors(batch, positives)
-        term = _Term(self, positives, source(batch, positives), batch.generator)
-        total, sums = sum_over_anchors(term, term.columns(anchors), (anchors, targets), term.candidates.tensors)
+        term = _Term(self, positives, source(batch, positives), batch.draws or as_draws(batch.generator))
+        candidates, own = term.columns(anchors), batch.processes.rows(len(anchors))
+        term.draws.start(len(anchors), anchors_at_once(candidates, anchors.device), term.draws_per_anchor)
+        total, sums = sum_over_anchors(term, candidates, (anchors, targets), term.candidates.tensors, own)
+        term.draws.finish()
+        if batch.processes is not ONE_PROCESS:
+            total, *rest = batch.processes.sum(torch.stack([total, *sums.to(total.dtype)]))
+            sums = torch.stack(rest).detach()
         metrics = dict(positives.metrics)
         if self.weight_sum:
             metrics["weight"] = positives.weights.sum(1).mean()
@@ -163,43 +172,61 @@ class _Term:
     loss: ContrastiveLoss
     positives: Positives
     candidates: Candidates
-    generator: torch.Generator | None
+    draws: Draws
+
+    @property
+    def draws_per_anchor(self) -> int:
+        """Numbers that are drawn for each anchor."""
+        if not self.loss.objective.uses_negatives or self._constant_rows() is not None:
+            return 0
+        pairs = 0 if self.loss.sampler.keeps_all else self.loss.sampler.draws_per_pair * self.candidates.columns
+        return self.candidates.draws_per_anchor + pairs
 
     def __call__(self, rows: slice, anchor: Tensor, target: Tensor, *tensors: Tensor) -> tuple[Tensor, Tensor]:
         """Summed loss () of the anchors (A, D) with targets (A, P, D), and sums of chance, kept and allowed (3,)."""
         objective = self.loss.objective
         temperature = self.loss.temperature if objective.uses_negatives else 1.0
         # Over the temperature before the products: dividing the products would be a pass over all pairs.
-        anchors = Anchors(rows, anchor, anchor if temperature == 1 else anchor / temperature, temperature)
+        scaled = anchor if temperature == 1 else anchor / temperature
+        self.draws.seek(rows)
+        anchors = Anchors(rows, anchor, scaled, temperature, self.draws)
         logits = torch.einsum("nd,npd->np", anchors.scaled, target)
         weights, mask = self.positives.weights[rows], self.positives.mask[rows]
         if not objective.uses_negatives:
             none = logits.new_full((len(anchor),), -torch.inf)
             return objective(logits, weights, mask, none).sum(), none.new_zeros(3)
-        log_neg, kept, allowed = self._log_neg(anchors, logits[:, 0], tensors)
-        with torch.no_grad():
-            counted = mask.sum(1) + kept if objective.positives_in_denominator else kept.clamp(min=1)
-            chance = weights.sum(1) * counted.to(weights.dtype).log()
-            sums = torch.stack([x.sum().to(chance.dtype) for x in (chance, kept, allowed)])
-        return objective(logits, weights, mask, log_neg).sum(), sums
-
-    def _log_neg(self, anchors: Anchors, positive: Tensor, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """Log of the negatives' weight (A,), how many are kept (A,) and how many there are (A,)."""
-        rows = self._constant_rows()
-        if rows is not None:
-            log_neg = ops.logsumexp_similarity(anchors.scaled, rows)
-            count = torch.full_like(log_neg, len(rows))
-            return log_neg, count, count
-        sampler, weighting = self.loss.sampler, self.loss.weighting
+        constant = self._constant_rows()
+        if constant is not None:
+            log_neg = ops.logsumexp_similarity(anchors.scaled, constant)
+            every = torch.full_like(log_neg, len(constant))
+            return objective(logits, weights, mask, log_neg).sum(), self._sums(weights, mask, every, every)
+        positive, weighting = logits[:, 0], self.loss.weighting
         negatives = self.candidates.logits(anchors, *tensors)
-        keep = negatives.allowed if weighting.is_sum else negatives.mask
-        if not sampler.keeps_all:
-            similarity, reference = (x.detach() * anchors.temperature for x in (negatives.similarity, positive))
-            keep = negatives.mask & sampler(similarity, reference, self.generator)
-        log_neg = weighting(negatives.similarity, keep, positive, anchors.temperature)
-        every = torch.full_like(log_neg, negatives.similarity.shape[1])
-        kept, allowed = (every if x is None else x.sum(1) for x in (keep, negatives.allowed))
-        return log_neg, kept, allowed
+        keep = self._keep(anchors, negatives, positive)
+        count = negatives.similarity.shape[1]
+        kept, allowed = (torch.full_like(positive, count) if x is None else x.sum(1) for x in (keep, negatives.allowed))
+        if weighting.is_sum and anchor.device.type != "cpu" and isinstance(objective, Contrastive):
+            losses = joined_contrastive_loss(logits, weights, mask, negatives.similarity, keep)
+        else:
+            log_neg = weighting(negatives.similarity, keep, positive, anchors.temperature)
+            losses = objective(logits, weights, mask, log_neg)
+        return losses.sum(), self._sums(weights, mask, kept, allowed)
+
+    def _keep(self, anchors: Anchors, negatives: Negatives, positive: Tensor) -> Tensor | None:
+        """Mask (A, M) of the negatives that count; None: all."""
+        sampler = self.loss.sampler
+        if sampler.keeps_all:
+            return negatives.allowed if self.loss.weighting.is_sum else negatives.mask
+        similarity, reference = (x.detach() * anchors.temperature for x in (negatives.similarity, positive))
+        return negatives.mask & sampler.keep(similarity, reference, self.draws)
+
+    @torch.no_grad()
+    def _sums(self, weights: Tensor, mask: Tensor, kept: Tensor, allowed: Tensor) -> Tensor:
+        """Sums (3,) over the anchors of the loss of guessing, and of their kept (A,) and allowed (A,) negatives."""
+        in_denominator = self.loss.objective.positives_in_denominator
+        counted = mask.sum(1) + kept if in_denominator else kept.clamp(min=1)
+        chance = weights.sum(1) * counted.to(weights.dtype).log()
+        return torch.stack([x.sum().to(chance.dtype) for x in (chance, kept, allowed)])
 
     def _constant_rows(self) -> Tensor | None:
         """Rows (M, D) that are summed over for every anchor alike, without a matrix of pairs, if that is possible."""

@@ -9,7 +9,9 @@ from psm.losses.contrastive import ContrastiveLoss, LossOutput
 from psm.losses.functional import redundancy_loss
 from psm.losses.objectives import ProjectionObjective
 from psm.mining.batch import MiningBatch
+from psm.mining.draws import Draws, as_draws
 from psm.mining.memory_bank import MemoryBank
+from psm.mining.processes import ONE_PROCESS, Processes
 from psm.models.outputs import Embeddings, directions, view_pairs
 
 REDUCTIONS = ("mean", "sum")
@@ -20,12 +22,13 @@ def method_loss(
     loss: ContrastiveLoss | ProjectionObjective,
     bank: MemoryBank | None = None,
     ids: Tensor | None = None,
-    generator: torch.Generator | None = None,
+    generator: torch.Generator | Draws | None = None,
     symmetric: bool = True,
     positive_generator: torch.Generator | None = None,
     progress: float = 1.0,
     reduction: str = "mean",
     redundancy_weight: float = 0.0,
+    processes: Processes = ONE_PROCESS,
 ) -> LossOutput:
     """The loss of a batch.
 
@@ -40,14 +43,19 @@ def method_loss(
         progress: share of the run's steps that are done, for rules that start late.
         reduction: mean of the directions, or the sum of the two between any two views (mean over pairs of views).
         redundancy_weight: of All4One's term beside the loss, over the same directions.
+        processes: that have the same embeddings and share the anchors; every one gets the whole loss.
     """
     pairs = directions(len(embeddings.projection), symmetric)
     if isinstance(loss, ProjectionObjective):
         z = embeddings.projection
-        return LossOutput(torch.stack([loss.on_projections(z[a], z[b]) for a, b in pairs if a < b]).mean(), {})
+        losses = [loss.shared_out(z[a], z[b], processes) for a, b in pairs if a < b]
+        return LossOutput(torch.stack(losses).mean(), {})
     common: dict[str, Any] = {
-        **{"ids": ids, "bank": bank, "generator": generator},
+        **{"ids": ids, "bank": bank, "draws": as_draws(generator), "processes": processes},
+        "generator": generator if isinstance(generator, torch.Generator) else None,
         **{"positive_generator": positive_generator, "progress": progress, "searches": {}},
+        # One search is fewer kernels; on a CPU two are faster.
+        "search_both": symmetric and embeddings.key.device.type != "cpu",
     }
     outputs = [
         loss.on_batch(MiningBatch(*pair, **common, views=views))
@@ -59,6 +67,6 @@ def method_loss(
         total = 2 * total
         metrics |= {name: 2 * metrics[name] for name in ("chance",) if name in metrics}
     if redundancy_weight:
-        term = redundancy_loss([(embeddings.projection[a], embeddings.key[b].detach()) for a, b in pairs])
+        term = redundancy_loss([(embeddings.projection[a], embeddings.key[b].detach()) for a, b in pairs], processes)
         total, metrics = total + redundancy_weight * term, metrics | {"redundancy": term.detach()}
     return LossOutput(total, metrics)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from psm.config.parts import Part, PartRegistry, setting
 from psm.losses.functional import byol_loss, contrastive_loss, decoupled_loss, vicreg_loss
+from psm.mining.processes import ONE_PROCESS, Processes
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,10 @@ class ProjectionObjective(Objective):
     def on_projections(self, z1: Tensor, z2: Tensor) -> Tensor:
         """Loss () of the projections (N, D) of two views, not normalized."""
         raise NotImplementedError
+
+    def shared_out(self, z1: Tensor, z2: Tensor, processes: Processes) -> Tensor:
+        """The same where several processes have the batch. Plainly each of them computes all of it."""
+        return self.on_projections(z1, z2)
 
     def validate(self, method: Any) -> Iterator[str]:
         yield from super().validate(method)
@@ -121,6 +126,9 @@ class VICReg(ProjectionObjective):
     covariance: float = setting(1.0, "weight of the covariance between dimensions", at_least=0)
 
     def on_projections(self, z1: Tensor, z2: Tensor) -> Tensor:
+        return self.shared_out(z1, z2, ONE_PROCESS)
+
+    def shared_out(self, z1: Tensor, z2: Tensor, processes: Processes) -> Tensor:
         half = (torch.bfloat16, torch.float16)
         z1, z2 = (z.float() if z.dtype in half else z for z in (z1, z2))
-        return vicreg_loss(z1, z2, self.invariance, self.variance, self.covariance)
+        return vicreg_loss(z1, z2, self.invariance, self.variance, self.covariance, processes)

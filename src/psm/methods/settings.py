@@ -40,6 +40,9 @@ class BankSettings:
     size: int = setting(16384, "rows in the bank", at_least=1)
     index: str = setting("exact", "exact, or faiss: an approximate search, for large banks on a CPU", choices=INDEXES)
     allow_self: bool = setting(False, "let a query meet stale copies of its own image there")
+    sharded: bool = setting(
+        False, "each process holds and searches its share of the rows; same results, for large banks", neutral=True
+    )
 
 
 @dataclass(frozen=True)

@@ -135,6 +135,13 @@ class MethodSpec:
             yield f"target.schedule={self.target.schedule} has no target network to slow: give target.enabled=true."
         if self.target.views == "weak" and not self.target.enabled:
             yield "target.views=weak is about what a target network sees, and there is none: give target.enabled=true."
+        if bank.sharded and bank.index != "exact":
+            yield f"bank.sharded=true is for the exact search: leave bank.index={bank.index} out."
+        if bank.sharded and self.negatives.needs_bank:
+            yield (
+                f"bank.sharded=true shares the search for positives, and negatives.source={self.negatives.part_name} "
+                "compares with every row: leave it out."
+            )
         if bank.index != "exact" and not self.num_mined:
             yield f"bank.index={bank.index} searches the bank for positives, and none are mined as set: leave it out."
         if self.num_mined > bank.size:

@@ -9,11 +9,15 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 from psm import ops
+from psm.mining.bank_shard import BankShard, shard_state
 from psm.mining.faiss_index import InvertedLists
+from psm.mining.processes import ONE_PROCESS, Processes, take_rows
 from psm.ops import TOPK_BLOCK
+from psm.utils.devices import matrix_elements, to_device
 
 INDEXES = ("exact", "faiss")
 SEARCH_ELEMENTS = 2**22  # similarities held at once while searching: 16 MiB in float32, whatever batch and bank
+DEVICE_SEARCH_SHARE = 1 / 16  # of an accelerator's memory that they take instead: fewer kernels
 QUERIES = 256  # that a CPU searches for at once: more of them, beside fewer rows, leave more to be sorted
 SPARE = 4  # rows that an approximate search asks for beyond k, for those that are of the query's own image
 
@@ -35,6 +39,8 @@ class MemoryBank(nn.Module):
 
     The search is exact. With ``index="faiss"`` it is approximate once the bank is full, on a CPU: the centroids of its
     inverted lists are found anew whenever all rows have been replaced.
+
+    ``share_out`` leaves each of several processes its rows; searches then give what one bank would give.
     """
 
     rows: Tensor
@@ -52,7 +58,26 @@ class MemoryBank(nn.Module):
         self.register_buffer("rows", torch.zeros(size, width))
         self.register_buffer("ids", torch.full((size,), -1, dtype=torch.long))
         self.index = InvertedLists(size, width) if index == "faiss" else None
+        self.shard: BankShard | None = None  # the rows of this process, where the bank is shared out
         self._similarity = torch.empty(0)  # written by torch's searches: fresh memory would cost as much as the product
+
+    def share_out(self, processes: Processes) -> None:
+        """Keep this process's rows alone. Every process must then search and enqueue alike, with all vectors."""
+        if self.index is not None:
+            raise ValueError("a bank with an index cannot be shared out: make it with index='exact'")
+        if processes.count == 1 or self.shard is not None:
+            return
+        if self.size < processes.count:
+            raise ValueError(f"a bank of {self.size} rows cannot be shared by {processes.count} processes")
+        self.shard = BankShard(processes)
+        self.rows, self.ids = (self.shard.take(x).clone() for x in (self.rows, self.ids))
+
+    def whole_state(self) -> dict[str, Tensor]:
+        """Rows and ids of the whole bank, on the CPU; all processes have to ask."""
+        return {
+            name: value if self.shard is None else self.shard.whole(value, self.size)
+            for name, value in (("rows", self.rows), ("ids", self.ids))
+        }
 
     def get_extra_state(self) -> Tensor:
         return torch.tensor([self.pointer, self.fill])
@@ -63,6 +88,8 @@ class MemoryBank(nn.Module):
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *given: Any) -> None:
         if self.index is None:  # rows can be looked at without the index that they were mined by
             state_dict.pop(f"{prefix}index._extra_state", None)
+        if self.shard is not None:
+            shard_state(state_dict, prefix, self.shard, self.size)
         super()._load_from_state_dict(state_dict, prefix, *given)
 
     def _apply(self, function: Callable, recurse: bool = True) -> "MemoryBank":
@@ -81,12 +108,18 @@ class MemoryBank(nn.Module):
             raise ValueError(f"{len(rows)} rows need an id each, not ids of the shape {tuple(ids.shape)}")
         dropped = max(0, len(rows) - self.size)
         rows, ids = normalize(rows[dropped:].to(self.rows.dtype), dim=1), ids[dropped:]
-        indices = (torch.arange(len(rows), device=self.rows.device) + self.pointer + dropped) % self.size
+        place = "cpu" if self.shard is not None else self.rows.device
+        indices = (torch.arange(len(rows), device=place) + self.pointer + dropped) % self.size
+        if self.shard is not None:
+            own, indices = (to_device(x, self.rows.device) for x in self.shard.places(indices))
+            rows, ids, number = rows[own], ids[own], len(rows)
+        else:
+            number = len(rows)
         self.rows.index_copy_(0, indices, rows)
         self.ids.index_copy_(0, indices, ids.to(self.ids.dtype))
         first = self.pointer + dropped
-        last = first + len(rows)
-        self.pointer, self.fill = last % self.size, min(self.fill + dropped + len(rows), self.size)
+        last = first + number
+        self.pointer, self.fill = last % self.size, min(self.fill + dropped + number, self.size)
         if self.index is None:
             return
         if last >= self.size:  # the last of the earlier rows are gone
@@ -96,32 +129,41 @@ class MemoryBank(nn.Module):
 
     @property
     def filled(self) -> tuple[Tensor, Tensor]:
-        """The rows in use (M, D) and their ids (M,)."""
-        return self.rows[: self.fill], self.ids[: self.fill]
+        """The rows in use (M, D) and their ids (M,); of this process, where the bank is shared out."""
+        count = self.fill if self.shard is None else self.shard.length(self.fill)
+        return self.rows[:count], self.ids[:count]
 
     @torch.no_grad()
-    def search(self, vectors: Tensor, k: int, exclude_ids: Tensor | None = None) -> Mined:
-        """The k rows most similar (cosine) to each vector (N, D): eq. 3.
+    def search(
+        self, vectors: Tensor, k: int, exclude_ids: Tensor | None = None, processes: Processes = ONE_PROCESS
+    ) -> Mined:
+        """The k rows most similar (cosine) to each vector: eq. 3.
 
-        Rows with the id of the query's own image, ``exclude_ids`` (N,), are skipped. The exact search runs over slices
-        of the bank, so that its memory does not grow with the bank.
+        The exact search runs over slices of the bank, so that its memory does not grow with the bank.
+
+        Args:
+            vectors: (N, D), what is searched with.
+            k: how many rows.
+            exclude_ids: (N,) ids of the images whose rows are skipped: those of the queries' own images.
+            processes: that have the same vectors and the same bank; each searches for its own rows of the vectors.
         """
         self._check_width(vectors)
         if exclude_ids is not None and exclude_ids.shape != vectors.shape[:1]:
             raise ValueError(f"{len(vectors)} vectors need an id each, not {len(exclude_ids)}")
         vectors = normalize(vectors.to(self.rows.dtype), dim=1)
-        if self.index is not None and self.index.ready and k:
-            best, indices = self._approximate(self.index, vectors, k, exclude_ids)
-        else:
+        if self.shard is not None:
             best, indices = self._exact(vectors, k, exclude_ids)
-        found = (best > -torch.inf).all(1)
-        kept = found[:, None].expand_as(best)
-        return Mined(
-            vectors=self.rows[indices] * kept[..., None],
-            similarity=best.masked_fill(~kept, 0.0),
-            ids=self.ids[indices].masked_fill(~kept, -1),
-            found=found,
-        )
+            best, indices, ids = self.shard.merge(best, indices, self.ids[indices])
+            return _mined(best, self.shard.rows_at(self.rows, indices), ids)
+        mine = processes.rows(len(vectors))
+        own = take_rows(vectors, mine), k, None if exclude_ids is None else take_rows(exclude_ids, mine)
+        if self.index is not None and self.index.ready and k:
+            best, indices = self._approximate(self.index, *own)
+        else:
+            best, indices = self._exact(*own)
+        if mine != slice(0, len(vectors)):
+            best, indices = _gather_found(best, indices, processes)
+        return _mined(best, self.rows[indices], self.ids[indices])
 
     def _check_width(self, vectors: Tensor) -> None:
         if vectors.ndim != 2 or vectors.shape[1] != self.rows.shape[1]:
@@ -137,17 +179,21 @@ class MemoryBank(nn.Module):
             slices = [slice(start, start + QUERIES) for start in range(0, count, QUERIES)]
             parts = [self._exact(vectors[s], k, None if exclude_ids is None else exclude_ids[s]) for s in slices]
             return torch.cat([best for best, _ in parts]), torch.cat([indices for _, indices in parts])
-        best = vectors.new_full((count, k), -torch.inf)
-        indices = torch.zeros((count, k), dtype=torch.long, device=vectors.device)
+        none = torch.zeros((count, k), dtype=torch.long, device=vectors.device)
+        parts = [(vectors.new_full((count, k), -torch.inf), none)]
         rows, ids = self.filled
-        step = max(TOPK_BLOCK, SEARCH_ELEMENTS // max(count, 1) // TOPK_BLOCK * TOPK_BLOCK)
-        for start in range(0, self.fill if k else 0, step):
+        on_cpu = vectors.device.type == "cpu"
+        elements = SEARCH_ELEMENTS if on_cpu else matrix_elements(vectors.device, DEVICE_SEARCH_SHARE)
+        step = max(TOPK_BLOCK, elements // max(count, 1) // TOPK_BLOCK * TOPK_BLOCK)
+        for start in range(0, len(rows) if k else 0, step):
             part = slice(start, start + step)
             values, where = self._topk(vectors, rows[part], min(k, len(rows[part])), ids[part], exclude_ids)
-            values, where = torch.cat([best, values], 1), torch.cat([indices, where + start], 1)
-            best, order = values.topk(k, dim=1)
-            indices = where.gather(1, order)
-        return best, indices
+            parts.append((values, where + start if start else where))
+            if on_cpu or start + step >= len(rows):  # on an accelerator once, after the last slice: fewer kernels
+                values, where = (torch.cat(column, 1) for column in zip(*parts, strict=True))
+                best, order = values.topk(k, dim=1)
+                parts = [(best, where.gather(1, order))]
+        return parts[0]
 
     def _approximate(
         self, index: InvertedLists, vectors: Tensor, k: int, exclude_ids: Tensor | None
@@ -193,3 +239,17 @@ class MemoryBank(nn.Module):
             with torch.inference_mode(False):
                 self._similarity = torch.empty(count, dtype=like.dtype, device=like.device)
         return self._similarity
+
+
+def _mined(best: Tensor, vectors: Tensor, ids: Tensor) -> Mined:
+    """What was found: similarities (N, k), -inf where there are too few rows, vectors (N, k, D) and ids (N, k)."""
+    found = (best > -torch.inf).all(1)
+    kept = found[:, None].expand_as(best)
+    return Mined(vectors * kept[..., None], best.masked_fill(~kept, 0.0), ids.masked_fill(~kept, -1), found)
+
+
+def _gather_found(best: Tensor, indices: Tensor, processes: Processes) -> tuple[Tensor, Tensor]:
+    """Similarities (N, k) and indices (N, k) of all processes, in one exchange: float64 holds both exactly."""
+    joined = processes.gather(torch.cat([best.double(), indices.double()], 1))
+    values, places = joined.tensor_split(2, dim=1)
+    return values.to(best.dtype), places.long()

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from psm.mining.draws import Draws, GeneratorDraws
 from psm.mining.memory_bank import MemoryBank
 
 DOT_ELEMENTS = (2**24, 2**19)  # elements of bank rows multiplied at a time: accelerator, CPU
@@ -16,7 +17,7 @@ def mix_negatives(
     num_hard: int,
     num_mix: int,
     num_mix_query: int,
-    generator: torch.Generator | None = None,
+    draws: Draws | torch.Generator | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Similarities of the bank's rows and of synthetic negatives, and which of them are negatives.
 
@@ -32,12 +33,12 @@ def mix_negatives(
         num_hard: how many of a query's hardest rows are mixed.
         num_mix: synthetic negatives from pairs of them.
         num_mix_query: synthetic negatives from one of them and the query.
-        generator: source of the draws.
+        draws: source of the draws.
 
     Returns:
         (N, M + num_mix + num_mix_query) similarities and mask.
     """
-    count, device = len(query), query.device
+    source = _whole(draws, len(query))
     if not bank.fill:
         return similarity, mask
     with torch.no_grad():
@@ -45,7 +46,7 @@ def mix_negatives(
         usable = best > -torch.inf
 
     def uniform(number: int) -> Tensor:
-        return torch.rand((count, number), generator=generator, device=device)
+        return source.uniform(number, query.device)
 
     def draw_rows(number: int) -> Tensor:
         """Places in the bank (N, number), uniform over the usable ones of the hardest."""
@@ -61,6 +62,16 @@ def mix_negatives(
     mixed_query = y * (query * query.detach()).sum(1, keepdim=True) + (1 - y) * similarity.gather(1, third)
     some = usable.any(1, keepdim=True).expand(-1, num_mix + num_mix_query)
     return torch.cat([similarity, mixed / norm, mixed_query / norm_query], 1), torch.cat([mask, some], 1)
+
+
+def _whole(draws: Draws | torch.Generator | None, count: int) -> Draws:
+    """Draws that stand at the queries; of a generator, for all of them."""
+    if draws is not None and not isinstance(draws, torch.Generator):
+        return draws
+    whole = GeneratorDraws(draws)
+    whole.start(count, count, 0)
+    whole.seek(slice(0, count))
+    return whole
 
 
 def _mixed_norm(x: Tensor, dot: Tensor) -> Tensor:

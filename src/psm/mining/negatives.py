@@ -10,6 +10,7 @@ from torch import Tensor
 
 from psm.config.parts import Part, PartRegistry, setting
 from psm.mining.batch import MiningBatch
+from psm.mining.draws import Draws
 from psm.mining.memory_bank import MemoryBank
 from psm.mining.mochi import mix_negatives
 from psm.mining.positives import Positives
@@ -35,6 +36,7 @@ class Anchors(NamedTuple):
     vectors: Tensor  # (A, D)
     scaled: Tensor  # (A, D), vectors / temperature
     temperature: float
+    draws: Draws | None = None  # that stand at these anchors
 
 
 class FlatCandidates(NamedTuple):
@@ -53,6 +55,16 @@ class Candidates:
     def count(self) -> int:
         """How many similarities an anchor has."""
         raise NotImplementedError
+
+    @property
+    def columns(self) -> int:
+        """How many columns ``logits`` has."""
+        return self.count
+
+    @property
+    def draws_per_anchor(self) -> int:
+        """Numbers that ``logits`` draws for each anchor."""
+        return 0
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
@@ -93,8 +105,7 @@ class BatchCandidates(Candidates):
         (vectors,) = tensors
         count = len(anchors.vectors)
         allowed = self.mask.expand(count, -1, -1).clone()
-        place = torch.arange(count, device=vectors.device)
-        allowed[place, anchors.rows.start + place] = False
+        allowed.diagonal(anchors.rows.start, 0, 1).fill_(False)
         return Negatives(anchors.scaled @ vectors.flatten(0, 1).T, allowed.flatten(1))
 
     def flat(self) -> FlatCandidates:
@@ -135,14 +146,22 @@ class MochiCandidates(BankCandidates):
     """The bank's rows and synthetic negatives made of each query's hardest."""
 
     source: "MochiNegatives"
-    generator: torch.Generator | None
+    draws: Draws | torch.Generator | None
+
+    @property
+    def columns(self) -> int:
+        return self.count and self.count + self.source.num_mix + self.source.num_mix_query
+
+    @property
+    def draws_per_anchor(self) -> int:
+        return self.count and 3 * self.source.num_mix + 2 * self.source.num_mix_query
 
     def logits(self, anchors: Anchors, *tensors: Tensor) -> Negatives:
         plain = self._similarity(anchors.vectors, anchors.rows)
         source = self.source
         similarity, mask = mix_negatives(
             anchors.vectors, self.bank, plain.similarity, plain.mask,
-            source.num_hardest(self.bank.fill), source.num_mix, source.num_mix_query, self.generator,
+            source.num_hardest(self.bank.fill), source.num_mix, source.num_mix_query, anchors.draws or self.draws,
         )  # fmt: skip
         return Negatives(similarity / anchors.temperature, mask)
 

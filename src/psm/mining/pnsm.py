@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from psm.config.parts import Part, PartRegistry, setting
+from psm.mining.draws import Draws
 
 
 @torch.no_grad()
@@ -30,7 +31,7 @@ def keep_probability(similarity: Tensor, positive_similarity: Tensor, a: float) 
 
 @torch.no_grad()
 def mine_negatives(
-    similarity: Tensor, positive_similarity: Tensor, a: float, generator: torch.Generator | None = None
+    similarity: Tensor, positive_similarity: Tensor, a: float, generator: torch.Generator | Draws | None = None
 ) -> Tensor:
     """PNSM, eq. 9: one Bernoulli draw for each (query, negative) decides whether it is kept.
 
@@ -38,14 +39,17 @@ def mine_negatives(
         similarity: (N, M) cosine similarities of queries and negatives.
         positive_similarity: (N,) of queries and their keys.
         a: how fast the probability falls off (eq. 8).
-        generator: source of the draws.
+        generator: source of the draws; ``Draws`` that stand at the queries, where processes share a batch.
 
     Returns:
         (N, M) mask, True where the negative is kept.
     """
     probability = keep_probability(similarity, positive_similarity, a)
     # In float32 whatever the input: half precision would round the probabilities coarsely.
-    draws = torch.rand(probability.shape, generator=generator, device=probability.device, dtype=torch.float32)
+    if generator is None or isinstance(generator, torch.Generator):
+        draws = torch.rand(probability.shape, generator=generator, device=probability.device, dtype=torch.float32)
+    else:
+        draws = generator.uniform(probability.shape[1], probability.device)
     return draws < probability
 
 
@@ -54,6 +58,7 @@ class NegativeSampler(Part, ABC):
     """Base of the samplers."""
 
     keeps_all = False  # True: nothing is ever dropped, and the sampler is not called
+    draws_per_pair = 0  # numbers that ``keep`` takes from ``draws`` for each pair
 
     @abstractmethod
     def __call__(
@@ -61,6 +66,10 @@ class NegativeSampler(Part, ABC):
     ) -> Tensor:
         """Mask (N, M) of the negatives that are kept, from similarities (N, M) and those of the positives (N,)."""
         raise NotImplementedError
+
+    def keep(self, similarity: Tensor, positive_similarity: Tensor, draws: Draws) -> Tensor:
+        """The same with numbers that do not depend on how many processes share the queries."""
+        return self(similarity, positive_similarity, draws.generator)
 
     def probability(self, similarity: Tensor, positive_similarity: Tensor) -> Tensor:
         """Probability (N, M) that each negative is kept, for analyses."""
@@ -95,12 +104,16 @@ class KeepAll(NegativeSampler):
 class PNSM(NegativeSampler):
     """Mine potential negatives: keep each with the probability of eq. 8 (eq. 9)."""
 
+    draws_per_pair = 1
     a: float = setting(0.5, "how fast the probability to keep a negative falls off (eq. 8)", at_least=0)
 
     def __call__(
         self, similarity: Tensor, positive_similarity: Tensor, generator: torch.Generator | None = None
     ) -> Tensor:
         return mine_negatives(similarity, positive_similarity, self.a, generator)
+
+    def keep(self, similarity: Tensor, positive_similarity: Tensor, draws: Draws) -> Tensor:
+        return mine_negatives(similarity, positive_similarity, self.a, draws)
 
     def probability(self, similarity: Tensor, positive_similarity: Tensor) -> Tensor:
         return keep_probability(similarity, positive_similarity, self.a)

@@ -33,6 +33,11 @@ class PositiveRule(Part, ABC):
     first_name = "key"  # the first positive, as pages call it
 
     @property
+    def draws(self) -> bool:
+        """False if the rule never draws."""
+        return True
+
+    @property
     def num_mined(self) -> int:
         """How many bank rows are mined for a query."""
         return 0
@@ -64,6 +69,8 @@ POSITIVES: PartRegistry[PositiveRule] = PartRegistry("positives", "rule", Positi
 class ViewPositives(PositiveRule):
     """One positive, the key, with weight w_0 = 1 (eq. 4)."""
 
+    draws = False
+
     def __call__(self, batch: MiningBatch) -> Positives:
         return single(batch.key, batch.ids, mined=False)
 
@@ -77,6 +84,7 @@ class NearestPositives(PositiveRule):
     """NNCLR: one positive, the bank row nearest to the key; the key itself while the bank has no usable row."""
 
     first_name = "mined positive"
+    draws = False
 
     @property
     def num_mined(self) -> int:
@@ -134,6 +142,10 @@ class NeighborPositives(PositiveRule):
         -1.0, "drop rows less similar to the key than this", at_least=-1, at_most=1, neutral=True
     )
     start: float = setting(0.0, "share of the steps before anything is mined", at_least=0, at_most=1, neutral=True)
+
+    @property
+    def draws(self) -> bool:
+        return self.mix
 
     @property
     def num_mined(self) -> int:

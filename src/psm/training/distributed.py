@@ -1,6 +1,6 @@
 """Everything that knows of several processes; with one process each function is a no-op.
 
-Losses see gathered tensors and do not know of ranks: every process computes the loss of the global batch.
+Losses see gathered tensors and are told which anchors of the global batch are this process's (``Processes``).
 """
 
 import logging
@@ -12,6 +12,8 @@ import torch.distributed as dist
 from lightning.fabric.utilities.rank_zero import rank_zero_only
 from torch import Tensor, nn
 
+from psm.data.loader import rank_slice
+from psm.mining.processes import ONE_PROCESS, Processes
 from psm.utils.devices import without_autocast
 
 log = logging.getLogger("psm")
@@ -78,6 +80,46 @@ class _Gather(torch.autograd.Function):
         gradient = gradient.contiguous().clone()
         dist.all_reduce(gradient)
         return gradient.narrow(ctx.dim, dist.get_rank() * ctx.length, ctx.length), None
+
+
+class ProcessGroup:
+    """The processes of a run, as losses see them."""
+
+    @property
+    def rank(self) -> int:
+        return dist.get_rank()
+
+    @property
+    def count(self) -> int:
+        return world()
+
+    def rows(self, size: int) -> slice:
+        return rank_slice(size, dist.get_rank(), world())
+
+    def gather(self, local: Tensor) -> Tensor:
+        return gather(local.detach())
+
+    def sum(self, local: Tensor) -> Tensor:
+        return _SharedSum.apply(local)
+
+
+def processes() -> Processes:
+    """The processes of this run."""
+    return ONE_PROCESS if world() == 1 else ProcessGroup()
+
+
+class _SharedSum(torch.autograd.Function):
+    """The sum over processes, each of which goes on from it alike: the sum of their gradients is a multiple."""
+
+    @staticmethod
+    def forward(ctx: Any, local: Tensor) -> Tensor:
+        total = local.contiguous().clone()
+        dist.all_reduce(total)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return world() * gradient
 
 
 class AnyRank:

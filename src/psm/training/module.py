@@ -1,6 +1,7 @@
 """One training step as a Lightning module: views, networks, loss, optimizer, EMA target update, bank update."""
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -9,24 +10,26 @@ from psm.config.presets import LAPTOP
 from psm.config.schema import ResolvedPretrainConfig
 from psm.data import ImageStore
 from psm.data.loader import Batch
+from psm.losses.contrastive import LossOutput
 from psm.losses.method_loss import method_loss
 from psm.methods.spec import MethodSpec
+from psm.mining.draws import Draws, KeyedDraws, draw_keys
 from psm.mining.memory_bank import MemoryBank
 from psm.mining.purity import NAMES as PURITY
 from psm.mining.purity import purity
 from psm.models.outputs import Embeddings
 from psm.models.pretrained import EncoderInfo
 from psm.models.siamese import SiameseNetworks
-from psm.training.distributed import gather
+from psm.training.distributed import gather, processes
 from psm.training.online_probe import LR as PROBE_LR
 from psm.training.online_probe import OnlineProbe
 from psm.training.optim import build_optimizer
 from psm.training.run_module import RunModule
-from psm.utils.devices import without_autocast
+from psm.utils.devices import to_device, without_autocast
 from psm.utils.errors import UserError
 from psm.utils.schedule import learning_rate, target_momentum
 from psm.utils.seeding import derived_seed, generator, seed_networks
-from psm.views.transform import Views
+from psm.views.transform import AugmentParams, Views
 
 
 class StepOutputs(NamedTuple):
@@ -44,32 +47,34 @@ def step_loss(
     ids: Tensor,
     method: MethodSpec,
     bank: MemoryBank | None,
-    draws: torch.Generator | None,
+    draws: torch.Generator | Draws | None,
     chunk: int | None = None,
     target_views: Tensor | None = None,
     positive_draws: torch.Generator | None = None,
     progress: float = 1.0,
+    loss_function: Callable[..., LossOutput] = method_loss,
 ) -> tuple[Tensor, dict[str, Tensor], StepOutputs]:
-    """The loss of the global batch, computed on every rank from the gathered embeddings.
+    """The loss of the global batch: each rank computes its anchors against the gathered embeddings.
 
     Args:
         views: this rank's views (V, B, 3, H, W).
         ids: image ids (B,).
         bank: memory bank that samples are mined from, if the method has one.
-        draws: generator of the mining draws.
+        draws: source of the mining draws.
         chunk: images per forward pass with gradient caching; None for one pass.
         target_views: what the target network sees of this rank's images (V, B, 3, H, W); None: ``views``.
         positive_draws: generator of the draws of the positives.
         progress: share of the run's steps that are done.
+        loss_function: ``method_loss``, or that compiled.
 
     Returns:
         The loss (over all directions, at least float32), its metrics and the outputs kept for later.
     """
     embeddings, features = networks(views, chunk, target_views)
-    joined = Embeddings(*(gather(x, dim=1) for x in embeddings))
+    joined = gather_embeddings(embeddings)
     ids = gather(ids)
     with without_autocast(views.device):
-        loss, metrics = method_loss(
+        loss, metrics = loss_function(
             joined,
             method.criterion,
             bank,
@@ -77,9 +82,16 @@ def step_loss(
             draws,
             positive_generator=positive_draws,
             progress=progress,
+            processes=processes(),
             **method.loss_options,
         )
     return loss, metrics, StepOutputs(features.detach(), joined.projection.detach(), joined.key[1].detach(), ids)
+
+
+def gather_embeddings(embeddings: Embeddings) -> Embeddings:
+    """The embeddings of all ranks' images; what is one tensor stays one, and is gathered once."""
+    joined = {id(x): gather(x, dim=1) for x in embeddings}
+    return Embeddings(*(joined[id(x)] for x in embeddings))
 
 
 class PretrainModule(RunModule):
@@ -109,9 +121,22 @@ class PretrainModule(RunModule):
         self.register_buffer("labels", images.labels if needs_labels else None, persistent=False)
         self.probe = self._build_probe() if config.monitor.linear else None
         self.outputs: StepOutputs  # of the latest step
+        self._views_at_once = views.apply_at_once
+        self._method_loss: Callable[..., LossOutput] = method_loss
+        if config.compile is not None:
+            how: dict[str, Any] = {"backend": config.compile, "mode": config.compile_mode}
+            self._views_at_once = torch.compile(views.apply_at_once, **how)
+            self._method_loss = torch.compile(method_loss, **how)
         # The bank is equal on all ranks by construction; without this DDP would broadcast it at every step.
         ignored = [] if self.probe is None else [f"probe.{name}" for name, _ in self.probe.named_buffers()]
         self._ddp_params_and_buffers_to_ignore = ["bank.rows", "bank.ids", "labels", *ignored]
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """A checkpoint holds the whole bank, so that any number of processes can go on with it. On every rank."""
+        if self.bank is not None and self.bank.shard is not None:
+            whole = self.bank.whole_state()
+            checkpoint["state_dict"] |= {f"bank.{name}": value for name, value in whole.items()}
+        super().on_save_checkpoint(checkpoint)
 
     def _build_probe(self) -> OnlineProbe:
         assert self.labels is not None
@@ -146,6 +171,8 @@ class PretrainModule(RunModule):
         if self.bank is not None and self.bank.index is not None and device != "cpu":
             raise UserError(f"bank.index=faiss searches on a CPU, and this run is on {device}: leave bank.index out.")
         super().setup(stage)
+        if self.bank is not None and self.method.bank.sharded:
+            self.bank.share_out(processes())
         self.networks.average_in_float32()
         averages = [name for name, _ in self.named_buffers() if name.startswith("networks.target_average.")]
         self._ddp_params_and_buffers_to_ignore += averages
@@ -164,18 +191,28 @@ class PretrainModule(RunModule):
 
         And what the target network sees of them, where that differs (``target.views=weak``).
         """
-        params = self.view_params(batch.step, self.device)
-        views = self.views.apply(batch.images, params, channels_last=self.channels_last).to(self.dtype)
-        if self.method.target.views == "same":
-            return views, None
-        weak = self.views.apply(batch.images, params, channels_last=self.channels_last, weak=True)
-        return views, weak.to(self.dtype)
+        params = self.view_params(batch.step, "cpu")
+        views = self._apply_views(batch.images, params, weak=False)
+        return views, None if self.method.target.views == "same" else self._apply_views(batch.images, params, weak=True)
+
+    def _apply_views(self, images: Tensor, params: AugmentParams, weak: bool) -> Tensor:
+        """Views of images by their parameters; compiled, as one batch on every device."""
+        if self.config.compile is None or images.ndim == 5:
+            return self.views.apply(images, params, channels_last=self.channels_last, weak=weak).to(self.dtype)
+        packed = self.views.pack(params.weak() if weak else params, images)
+        with torch.no_grad(), without_autocast(images.device):
+            return self._views_at_once(images, packed, self.channels_last, not weak).to(self.dtype)
+
+    @property
+    def _loss_function(self) -> Callable[..., LossOutput]:
+        """The loss; compiled, once the bank is full: its rows in use are a number that every step would compile anew."""
+        full = self.bank is None or self.bank.fill == self.bank.size
+        return self._method_loss if full else method_loss
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         seed, step = self.config.seed, batch.step
         # Dropout and stochastic depth draw from torch's global generator.
         seed_networks(derived_seed(seed, "networks", step, self.trainer.global_rank), self.device)
-        draws = generator(seed, "negatives", step, device=self.device)
         views, target_views = self.make_views(batch)
         loss, metrics, self.outputs = step_loss(
             self.networks,
@@ -183,17 +220,28 @@ class PretrainModule(RunModule):
             batch.ids,
             self.method,
             self.bank,
-            draws,
+            self._draws(step),
             self.config.grad_cache_chunk,
             target_views,
-            positive_draws=generator(seed, "positives", step, device=self.device),
+            positive_draws=generator(seed, "positives", step, device=self.device)
+            if self.method.positives.draws
+            else None,
             progress=step / self.total_steps,
+            loss_function=self._loss_function,
         )
         self.step_metrics = {"loss": loss.detach(), **metrics, **self._purity()}
         self.epoch_mean.update(self.step_metrics)
         if self.probe is not None:
             self._update_probe(self.probe, batch)
         return loss
+
+    def _draws(self, step: int) -> torch.Generator | Draws:
+        """Source of the mining draws of a step: on an accelerator keys drawn here, so that it seeds no generator."""
+        seed = self.config.seed
+        if self.device.type == "cpu":
+            return generator(seed, "negatives", step)
+        keys = draw_keys(self.config.batch_size, generator(seed, "negatives", step))
+        return KeyedDraws(to_device(keys, self.device), lambda: generator(seed, "negatives", step, device=self.device))
 
     def _update_probe(self, probe: OnlineProbe, batch: Batch) -> None:
         """Train the online probe on the features of this step's views; the encoder is not touched."""
@@ -208,7 +256,9 @@ class PretrainModule(RunModule):
         """Label agreement of mined rows, if ``monitor.purity`` is set."""
         if not self.config.monitor.purity or self.labels is None or self.bank is None:
             return {}
-        return purity(self.bank, self.outputs.keys, self.outputs.ids, self.labels, self.method.bank.allow_self)
+        return purity(
+            self.bank, self.outputs.keys, self.outputs.ids, self.labels, self.method.bank.allow_self, processes()
+        )
 
     def after_update(self) -> None:
         """Update the EMA target, then the bank: both directions of the loss are computed by now."""
