@@ -1,0 +1,93 @@
+"""Search and loss of PSM on 1, 2 and 4 processes (gloo): what a process computes, and the rows that it holds.
+
+    python benchmarks/processes.py [--batch 512] [--bank 16384] [--repeats 7]
+
+Measured is the CPU time of the thread that computes, one thread a process, which other programs on the machine and
+processes that wait for each other do not change much. In turns: anchors shared out; shared out with the bank; and every
+process computing all anchors, as a loss does that does not know of other processes.
+"""
+
+import argparse
+import os
+import socket
+import statistics
+import time
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+from psm.losses.method_loss import method_loss
+from psm.methods import get_method
+from psm.mining.memory_bank import MemoryBank
+from psm.mining.processes import ONE_PROCESS
+from psm.models.outputs import Embeddings
+from psm.training.distributed import processes
+
+WIDTH = 128
+WAYS = ("shared out", "bank too", "all on each")
+
+
+def worker(rank: int, count: int, port: int, arguments: argparse.Namespace, results: Any) -> None:
+    torch.set_num_threads(1)
+    if count > 1:
+        os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+        dist.init_process_group("gloo", rank=rank, world_size=count)
+    random = torch.Generator().manual_seed(0)
+    parts = torch.randn(3, 2, arguments.batch, WIDTH, generator=random)
+    rows, ids = torch.randn(arguments.bank, WIDTH, generator=random), torch.arange(arguments.batch)
+    spec = get_method("psm")
+    banks = {}
+    for way in WAYS:
+        banks[way] = MemoryBank(arguments.bank, WIDTH)
+        if way == "bank too":
+            banks[way].share_out(processes())
+        banks[way].enqueue(rows, torch.arange(arguments.bank) + arguments.batch)
+    taken: dict[str, list[float]] = {way: [] for way in WAYS}
+    losses = {}
+    for _ in range(arguments.repeats + 1):
+        for way in WAYS:
+            embeddings = Embeddings(parts[0], parts[1].clone().requires_grad_(), parts[2])
+            who = ONE_PROCESS if way == "all on each" else processes()
+            start = time.thread_time()
+            loss = method_loss(
+                embeddings, spec.criterion, banks[way], ids, torch.Generator().manual_seed(1), processes=who
+            ).loss
+            loss.backward()
+            taken[way].append(1000 * (time.thread_time() - start))
+            losses[way] = loss.item()
+    if rank == 0:
+        held = {way: len(bank.rows) for way, bank in banks.items()}
+        results.put({way: (taken[way][1:], held[way], losses[way]) for way in WAYS})
+    if count > 1:
+        dist.destroy_process_group()
+
+
+def free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return int(s.getsockname()[1])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--batch", type=int, default=512)
+    parser.add_argument("--bank", type=int, default=16384)
+    parser.add_argument("--repeats", type=int, default=7)
+    arguments = parser.parse_args()
+    print(f"batch {arguments.batch}, bank {arguments.bank:,}; rank 0")
+    print("| processes | way | CPU ms (smallest – largest) | of all on each | rows held | loss |")
+    print("| --- | --- | --- | --- | --- | --- |")
+    for count in (1, 2, 4):
+        results = mp.get_context("spawn").SimpleQueue()
+        mp.spawn(worker, (count, free_port(), arguments, results), nprocs=count)
+        measured = results.get()
+        for way, (taken, rows, loss) in measured.items():
+            ratio = statistics.median(a / b for a, b in zip(taken, measured["all on each"][0], strict=True))
+            spread = f"{statistics.median(taken):.0f} ({min(taken):.0f} – {max(taken):.0f})"
+            print(f"| {count} | {way} | {spread} | {ratio:.2f} | {rows:,} | {loss:.5f} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
