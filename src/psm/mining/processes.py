@@ -8,8 +8,8 @@ from torch import Tensor
 class Processes(Protocol):
     """The processes that compute the loss of one batch together. Every one of them has the whole batch.
 
-    Each computes the anchors of its ``rows`` and searches for their keys. Values and gradients are those of one process:
-    every process backpropagates the whole loss, and the gradients are averaged over processes.
+    Each computes the anchors of its ``rows`` and searches for their keys. Values and gradients are those of one
+    process: every process backpropagates the whole loss, and the gradients are averaged over processes.
     """
 
     @property

@@ -22,8 +22,9 @@ def purity(
 ) -> dict[str, Tensor]:
     """Mine the five nearest rows for the keys (N, D) of the images ``ids`` (N,), before these keys are enqueued.
 
-    ``labels`` are those of all images, by id; ``allow_self`` lets a query meet its own image; ``processes`` share the search. Gives scalars on the
-    device, means over all queries; ``finalize`` divides them by the share of queries that the bank could serve.
+    ``labels`` are those of all images, by id; ``allow_self`` lets a query meet its own image; ``processes`` share the
+    search. Gives scalars on the device, means over all queries; ``finalize`` divides them by the share of queries that
+    the bank could serve.
     """
     mined = bank.search(keys, MINED, None if allow_self else ids, processes)
     same = (labels[mined.ids.clamp(min=0)] == labels[ids][:, None]) & mined.found[:, None]

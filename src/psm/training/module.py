@@ -205,7 +205,7 @@ class PretrainModule(RunModule):
 
     @property
     def _loss_function(self) -> Callable[..., LossOutput]:
-        """The loss; compiled, once the bank is full: its rows in use are a number that every step would compile anew."""
+        """The loss; compiled once the bank is full: while it fills, another number of rows would compile it anew."""
         full = self.bank is None or self.bank.fill == self.bank.size
         return self._method_loss if full else method_loss
 
