@@ -265,7 +265,7 @@ class PretrainSettings(Generic[Unset]):
         at_least=2,
     )
     compile: str | None = key(
-        None, "compile networks, views and loss with this backend of torch.compile, for example inductor"
+        None, "compile networks and views with this backend of torch.compile, for example inductor"
     )
     compile_mode: str | None = key(
         None, "mode of compile=inductor: default, reduce-overhead (CUDA graphs), max-autotune, ..."

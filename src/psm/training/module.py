@@ -1,6 +1,5 @@
 """One training step as a Lightning module: views, networks, loss, optimizer, EMA target update, bank update."""
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -10,7 +9,6 @@ from psm.config.presets import LAPTOP
 from psm.config.schema import ResolvedPretrainConfig
 from psm.data import ImageStore
 from psm.data.loader import Batch
-from psm.losses.contrastive import LossOutput
 from psm.losses.method_loss import method_loss
 from psm.methods.spec import MethodSpec
 from psm.mining.draws import Draws, KeyedDraws, draw_keys
@@ -52,7 +50,6 @@ def step_loss(
     target_views: Tensor | None = None,
     positive_draws: torch.Generator | None = None,
     progress: float = 1.0,
-    loss_function: Callable[..., LossOutput] = method_loss,
 ) -> tuple[Tensor, dict[str, Tensor], StepOutputs]:
     """The loss of the global batch: each rank computes its anchors against the gathered embeddings.
 
@@ -65,7 +62,6 @@ def step_loss(
         target_views: what the target network sees of this rank's images (V, B, 3, H, W); None: ``views``.
         positive_draws: generator of the draws of the positives.
         progress: share of the run's steps that are done.
-        loss_function: ``method_loss``, or that compiled.
 
     Returns:
         The loss (over all directions, at least float32), its metrics and the outputs kept for later.
@@ -74,7 +70,7 @@ def step_loss(
     joined = gather_embeddings(embeddings)
     ids = gather(ids)
     with without_autocast(views.device):
-        loss, metrics = loss_function(
+        loss, metrics = method_loss(
             joined,
             method.criterion,
             bank,
@@ -122,11 +118,8 @@ class PretrainModule(RunModule):
         self.probe = self._build_probe() if config.monitor.linear else None
         self.outputs: StepOutputs  # of the latest step
         self._views_at_once = views.apply_at_once
-        self._method_loss: Callable[..., LossOutput] = method_loss
         if config.compile is not None:
-            how: dict[str, Any] = {"backend": config.compile, "mode": config.compile_mode}
-            self._views_at_once = torch.compile(views.apply_at_once, **how)
-            self._method_loss = torch.compile(method_loss, **how)
+            self._views_at_once = torch.compile(views.apply_at_once, backend=config.compile, mode=config.compile_mode)
         # The bank is equal on all ranks by construction; without this DDP would broadcast it at every step.
         ignored = [] if self.probe is None else [f"probe.{name}" for name, _ in self.probe.named_buffers()]
         self._ddp_params_and_buffers_to_ignore = ["bank.rows", "bank.ids", "labels", *ignored]
@@ -203,12 +196,6 @@ class PretrainModule(RunModule):
         with torch.no_grad(), without_autocast(images.device):
             return self._views_at_once(images, packed, self.channels_last, not weak).to(self.dtype)
 
-    @property
-    def _loss_function(self) -> Callable[..., LossOutput]:
-        """The loss; compiled once the bank is full: while it fills, another number of rows would compile it anew."""
-        full = self.bank is None or self.bank.fill == self.bank.size
-        return self._method_loss if full else method_loss
-
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         seed, step = self.config.seed, batch.step
         # Dropout and stochastic depth draw from torch's global generator.
@@ -227,7 +214,6 @@ class PretrainModule(RunModule):
             if self.method.positives.draws
             else None,
             progress=step / self.total_steps,
-            loss_function=self._loss_function,
         )
         self.step_metrics = {"loss": loss.detach(), **metrics, **self._purity()}
         self.epoch_mean.update(self.step_metrics)
