@@ -92,7 +92,7 @@ def start_psm(*arguments: Any, output: Path | None = None, **environment: str) -
         environment: variables set beside one thread and a width of 160 columns.
     """
     environment = {"OMP_NUM_THREADS": "1", "COLUMNS": "160", **environment}
-    process = FORKS.Process(target=_command_line, args=([str(x) for x in arguments], output, environment))
+    process = FORKS.Process(target=command_line, args=([str(x) for x in arguments], output, environment))
     process.start()
     return process
 
@@ -129,7 +129,8 @@ def _source(source: str, folder: Path, errors: Path) -> None:
             os._exit(1)
 
 
-def _command_line(arguments: list[str], output: Path | None, environment: dict[str, str]) -> None:
+def command_line(arguments: list[str], output: Path | None, environment: dict[str, str]) -> None:
+    """`psm` with these arguments in this process, which ends with it; what it prints goes to files of a folder."""
     from psm.cli.main import main
 
     os.environ.update(environment)
