@@ -1,5 +1,6 @@
 """The grid that settings are chosen by, and the presets that take the choices."""
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -123,7 +124,12 @@ def test_what_comes_with_the_package_says_where_it_is_from_and_builds() -> None:
             )
 
 
-@pytest.mark.parametrize("content", [None, "- a", "cifar10: 3", "cifar10: {psm: 3}", "a: ["])
+LAUGHS = "a: &a [1, 1]\n" + "".join(f"{x}: &{x} [*{y}, *{y}]\n" for y, x in itertools.pairwise("abcdefghijklmnopqrstuvwxyz"))
+
+
+@pytest.mark.parametrize(
+    "content", [None, "- a", "cifar10: 3", "cifar10: {psm: 3}", "a: [", LAUGHS, "[" * 3000, "a: \0", "a: 1\na: 2"]
+)
 def test_a_file_of_another_form_is_refused(tmp_path: Path, content: str | None) -> None:
     file = tmp_path / "tuned.yaml"
     if content is not None:

@@ -65,9 +65,14 @@ def split_texts(text: str) -> list[str]:
     ]
 
 
-def read_file(path: str | Path) -> dict[str, Any]:
-    """The keys and values of a YAML file, as nested dictionaries with plain scalars unread."""
-    source = f"config={path}"
+def read_file(path: str | Path, key: str = "config") -> dict[str, Any]:
+    """The keys and values of a YAML file, as nested dictionaries with plain scalars unread.
+
+    Args:
+        path: of the file.
+        key: the one that named it, for errors.
+    """
+    source = f"{key}={path}"
     try:
         file = Path(path).expanduser()
         about = file.stat()
@@ -85,6 +90,15 @@ def read_file(path: str | Path) -> dict[str, Any]:
     if not isinstance(content, dict) and content not in (None, Plain("")):
         raise UserError(f"{source} must hold keys and values, such as `epochs: 200`.")
     return content or {}
+
+
+def resolved(content: Any) -> Any:
+    """Nested dictionaries and lists with every plain scalar read by YAML's own rules, where no key says its type."""
+    if isinstance(content, dict):
+        return {name: resolved(value) for name, value in content.items()}
+    if isinstance(content, list):
+        return [resolved(item) for item in content]
+    return content.resolve() if isinstance(content, Plain) else content
 
 
 def read_text(text: str, source: str) -> Any:

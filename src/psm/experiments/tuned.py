@@ -7,6 +7,7 @@ from typing import Any
 
 import yaml
 
+from psm.config.yaml_text import read_file, resolved
 from psm.utils.errors import UserError
 from psm.utils.files import write_text_atomically
 
@@ -20,10 +21,7 @@ Entries = Mapping[str, Mapping[str, Mapping[str, Any]]]  # data -> method -> key
 def read_tuned(path: str | None = None) -> Entries:
     """The entries of a file; None: of the one that comes with the package."""
     file = PACKAGED if path is None else Path(path).expanduser()
-    try:
-        content = yaml.safe_load(file.read_text(encoding="utf-8")) or {}
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise UserError(f"tuned={file} cannot be read: {' '.join(str(error).split())}") from None
+    content = resolved(read_file(file, "tuned"))
     if not _is_nested(content, depth=2):
         raise UserError(f"tuned={file} is not of the form data: method: key: value; `settle` writes such a file.")
     return content
