@@ -1,5 +1,6 @@
 """Checkpoints are read without running code, and other files are refused in a sentence."""
 
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -47,3 +48,18 @@ def test_damaged_files_are_refused(tmp_path: Path) -> None:
             read_checkpoint(tmp_path / "a.ckpt")
     with pytest.raises(UserError, match="give another file"):
         read_checkpoint(tmp_path / "none.ckpt")
+
+
+def test_a_pickle_cut_off_under_right_checksums_is_refused(tmp_path: Path) -> None:
+    """torch fails in many ways on such files, struct.error among them."""
+    file, other = tmp_path / "a.ckpt", tmp_path / "b.ckpt"
+    torch.save({"psm": DESCRIPTION, "weights": torch.ones(2)}, file)
+    with zipfile.ZipFile(file) as whole:
+        members = {name: whole.read(name) for name in whole.namelist()}
+    pickled = next(name for name in members if name.endswith("data.pkl"))
+    for end in range(len(members[pickled])):
+        with zipfile.ZipFile(other, "w") as cut:
+            for name, content in members.items():
+                cut.writestr(name, content[:end] + b"r" * (name == pickled) if name == pickled else content)
+        with pytest.raises(UserError):
+            read_checkpoint(other)

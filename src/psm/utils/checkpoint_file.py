@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from psm.utils.errors import UserError
+from psm.utils.resources import is_out_of_memory
 
 DESCRIPTION_KEYS = {"config", "encoder_info", "images"}  # what psm adds to a Lightning checkpoint, below "psm"
 
@@ -19,7 +20,9 @@ def load_file(path: str | Path, map_location: Any = "cpu") -> Any:
         return torch.load(path, map_location=map_location, weights_only=True)
     except pickle.UnpicklingError:
         raise UserError(f"{path} is no checkpoint, or holds more than tensors and plain values: not loaded.") from None
-    except (RuntimeError, EOFError, OSError, ValueError, KeyError, IndexError, AttributeError):
+    except Exception as error:  # on bytes that are not its own, torch may fail anywhere
+        if is_out_of_memory(error):
+            raise
         raise UserError(f"{path} is empty, cut off or no checkpoint: give another file.") from None
 
 
