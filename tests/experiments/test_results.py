@@ -1,6 +1,7 @@
 """Results of experiments: aggregation, CSV files and pages."""
 
 import csv
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -188,6 +189,19 @@ def test_damage_is_noticed(study: Any, caplog: pytest.LogCaptureFixture) -> None
     for read in (collect_records, load_results):
         with pytest.raises(UserError, match=rf"results.csv is damaged: line {line} differs from its checksum"):
             read(study)
+
+
+@pytest.mark.parametrize(("field", "value"), [("config", []), ("run", ["a"]), ("scores", [3]), ("evaluation", None)])
+def test_a_record_of_another_form_counts_as_missing(study: Any, field: str, value: Any) -> None:
+    """Edited by hand and without its checksum."""
+    study, found = study
+    done = next(run for run in found.runs if run.title == "psm")
+    path = study.record(done.name, done.evaluation_hash)
+    content = json.loads(path.read_text()) | {field: value}
+    content.pop("crc32", None)
+    path.write_text(json.dumps(content))
+    assert not is_finished(study, done)
+    collect_records(study)
 
 
 def test_files_without_checksums_are_read(study: Any) -> None:

@@ -88,7 +88,7 @@ def read_record(path: Path) -> dict[str, Any] | None:
         return None
     except (ValueError, RecursionError):
         record = {}
-    if not record.keys() >= RECORD_FIELDS:
+    if not record.keys() >= RECORD_FIELDS or not _makes_rows(record):
         _warn_of_damage(path)
         return None
     return record
@@ -146,6 +146,17 @@ def collect_records(study: Study) -> None:
         kept = [row for row in read_csv(study.csv(name)) if (row.get("run"), row.get("evaluation_hash")) not in runs]
         if fresh or kept:
             write_csv(study.csv(name), [*kept, *fresh])
+
+
+def _makes_rows(record: Mapping[str, Any]) -> bool:
+    """True if a record is made as psm makes it; one that was written or edited by hand may carry no checksum."""
+    try:
+        for rows_of in (_score_rows, _curve_rows, _gradient_rows):
+            rows_of(record)
+        hash((record["run"], record["evaluation_hash"]))
+    except (KeyError, TypeError, ValueError, AttributeError):
+        return False
+    return True
 
 
 def _run_columns(record: Mapping[str, Any]) -> Row:
