@@ -24,7 +24,7 @@ from psm.utils.devices import num_cores
 from torture.case import Case, Context, Outcome, Scale, Shared, Skipped, full_scale
 from torture.processes import save_json
 
-KINDS = ("growth", "kills", "mutations")
+KINDS = ("growth", "kills", "disks", "folders", "mutations", "threads", "devices")
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results" / "torture.json"
 KEYS = ("hours", "seed", "only", "jobs", "results", "fresh", "list", "scratch")

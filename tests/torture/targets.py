@@ -265,10 +265,8 @@ def yaml_files(scratch: Path, inputs: Any) -> Target:
     file = scratch / "settings.yaml"
 
     def mutate(draw: Random) -> bytes:
-        which = draw.randrange(5)
-        return bytes([which]) + mutated(
-            (config, unsealed, unsealed, entries, b"knn:\n  k: 5\n")[which], draw, YAML_TOKENS
-        )
+        which = draw.randrange(len(samples))
+        return bytes([which]) + mutated(samples[which], draw, YAML_TOKENS)
 
     def read(content: bytes) -> None:
         which, content = content[0], content[1:]
