@@ -46,6 +46,19 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
     """The contents of a checkpoint written by psm; any other file is a UserError."""
     checkpoint = load_file(path)
     description = checkpoint.get("psm") if isinstance(checkpoint, dict) else None
-    if not isinstance(description, dict) or not description.keys() >= DESCRIPTION_KEYS:
+    if not isinstance(description, dict) or not description.keys() >= DESCRIPTION_KEYS or not _has_weights(checkpoint):
         raise UserError(f"{path} is not a checkpoint written by psm: give a run folder, its checkpoint or its encoder.")
     return checkpoint
+
+
+def _has_weights(checkpoint: dict[str, Any]) -> bool:
+    """True if the parts that psm reads are there, each of its type."""
+    described, state = checkpoint["psm"], checkpoint.get("state_dict")
+    return (
+        isinstance(described["config"], dict)
+        and isinstance(described["encoder_info"], dict)
+        and type(described["images"]) is int
+        and type(checkpoint.get("global_step")) is int
+        and isinstance(state, dict)
+        and all(isinstance(name, str) and isinstance(value, torch.Tensor) for name, value in state.items())
+    )
