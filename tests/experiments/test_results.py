@@ -204,6 +204,20 @@ def test_a_record_of_another_form_counts_as_missing(study: Any, field: str, valu
     collect_records(study)
 
 
+@pytest.mark.parametrize("row", ["figure1", "figure1,a\0b", "~nobody,~nobody", "x" * 3, "1,2,3,4,5,6,7,8,9,10,11,12,13"])
+def test_a_plan_of_another_form_is_refused_or_read(study: Any, row: str) -> None:
+    """Rows that are cut off, too long or hold zero bytes, without checksums; names that are no path."""
+    study, _ = study
+    collect_records(study)
+    header = "experiment,data,protocol,title,seed,run,evaluation_hash,command"
+    whole = f"figure1,~nobody,abcd,psm,0,{'r' * 300},h,psm experiment run"
+    study.csv("plan").write_text(f"{header}\n{whole}\n{row}\n")
+    with pytest.raises(UserError, match=r"plan\.csv is damaged: line 3"):
+        load_results(study)
+    study.csv("plan").write_text(f"{header}\n{whole}\n")
+    assert all(headline(result) for result in load_results(study))
+
+
 def test_files_without_checksums_are_read(study: Any) -> None:
     """Those of an earlier version, or written by hand; and nonsense in them is a sentence."""
     study, _ = study

@@ -180,7 +180,7 @@ def load_results(study: Study) -> list[ExperimentResult]:
         return _load_results(study)
     except (KeyError, ValueError, TypeError) as error:
         raise UserError(
-            f"The CSV files of {study.folder} do not hold what psm writes ({type(error).__name__}: {error}): they were "
+            f"The CSV files of {study.folder} do not hold what psm writes ({type(error).__name__}: {str(error)[:100]!r}): they were "
             "damaged or edited. Restore them; what has a record is written again by the next `psm experiment run`."
         ) from None
 
@@ -433,8 +433,9 @@ def _summarize_purity(table: ResultTable) -> str:
     parts = []
     for row in table.method_rows:
         top1, hit = row.curves.get("purity_top1", {}), row.curves.get("hit_top5", {})
-        if top1 and hit:
-            first, last = min(top1), max(top1)
+        both = top1.keys() & hit.keys()
+        if both:
+            first, last = min(both), max(both)
             parts.append(
                 f"with {row.title} the nearest row has the query's label in {top1[first].mean:.1f} % of cases in epoch "
                 f"{first} and {top1[last].mean:.1f} % in epoch {last}, at least one of the five nearest in "

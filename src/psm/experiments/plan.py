@@ -264,9 +264,16 @@ def data_name(data: str) -> str:
         return data
     if data.startswith("hf:"):
         return data.removeprefix("hf:").partition(":")[0].rstrip("/").rpartition("/")[2]
-    path = data if _is_address(data) else str(Path(data).expanduser().resolve())
+    path = data if _is_address(data) else _absolute(data)
     folder, _, name = path.rstrip("/").rpartition("/")
     return (folder.rpartition("/")[2] if name.endswith(".tar") else name) or data
+
+
+def _absolute(data: str) -> str:
+    try:
+        return str(Path(data).expanduser().resolve())
+    except (OSError, RuntimeError, ValueError):  # a name from a damaged file: no such user, a zero byte
+        return data
 
 
 def _is_address(data: str) -> bool:

@@ -28,6 +28,7 @@ from psm.utils.files import write_text_atomically
 log = logging.getLogger("psm")
 
 Row = dict[str, Any]
+_CONTROL = frozenset(map(chr, range(32))) - {"\t", "\n", "\r"}
 RUN_COLUMNS = ("run", "title", "method", "data", "seed", "evaluation_hash")
 RECORD_FIELDS = {*RUN_COLUMNS, "scores", "evaluation", "config"}
 DATA_COLUMNS = ("epochs", "batch_size", "encoder", "images", "test_images", "classes", "seconds", "date", "commit")
@@ -199,13 +200,20 @@ def read_csv(path: Path) -> list[dict[str, str]]:
     with path.open(newline="", encoding="utf-8", errors="replace") as file:
         reader = csv.DictReader(file)
         try:
-            return [unseal(row) for row in reader]
+            return [_checked(unseal(row)) for row in reader]
         except (Damaged, csv.Error):
             raise UserError(
-                f"{path} is damaged: line {reader.line_num} differs from its checksum. Restore the file, or remove the "
-                "line; what has a record is written again by the next `psm experiment run`. If you edited the line, "
-                f"empty its column {FIELD}."
+                f"{path} is damaged: line {reader.line_num} differs from its checksum, or is no row of it. Restore the "
+                "file, or remove the line; what has a record is written again by the next `psm experiment run`. If you "
+                f"edited the line, empty its column {FIELD}."
             ) from None
+
+
+def _checked(row: dict[str, str]) -> dict[str, str]:
+    """The row; ``Damaged`` if it has more or fewer values than columns, or characters that no text has."""
+    if None in row or not all(isinstance(value, str) and _CONTROL.isdisjoint(value) for value in row.values()):
+        raise Damaged
+    return row
 
 
 def write_csv(path: Path, rows: Sequence[Mapping[str, Any]], sealed: bool = True) -> None:
