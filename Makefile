@@ -4,7 +4,7 @@ BIN := .venv/bin
 READY := .venv/ready
 PLAIN := tests/test_ops.py tests/losses tests/mining tests/models tests/views
 
-.PHONY: demo test test-all test-plain test-lowest coverage sanitize lint format docs dist clean
+.PHONY: demo test test-all test-plain torture test-lowest coverage sanitize lint format docs dist clean
 
 demo: $(READY)
 	$(BIN)/psm pretrain config=configs/demo.yaml out=runs/demo overwrite=delete
@@ -21,6 +21,10 @@ test-all: lint
 # The rooms that use psm.ops, in plain PyTorch: no kernel runs.
 test-plain: $(READY)
 	PSM_KERNELS=0 $(BIN)/python -m pytest -n 2 -q $(PLAIN) tests/methods tests/training
+
+# Kills, full disks, mutated files, growth: minutes by default, `make torture HOURS=1` for all of it (docs/reliability.md).
+torture: $(READY)
+	PYTHONPATH=tests $(BIN)/python -m torture hours=$(HOURS) seed=$(or $(SEED),0) only=$(ONLY) results=$(or $(RESULTS),runs/torture.json)
 
 # The C kernels' tests under AddressSanitizer and UBSan.
 sanitize: $(READY)

@@ -1,23 +1,11 @@
-"""A callback that keeps the weights after some steps, and how far two such records are apart."""
+"""Weights that `torture.keep_weights` has kept after some steps: how far two such records are apart."""
 
-import os
 from pathlib import Path
-from typing import Any
 
-import lightning
 import torch
 
 STEPS = (1, 3, 10, 31)
 FOLDER = "TORTURE_WEIGHTS"  # the variable that names the folder to write to
-
-
-class KeepWeights(lightning.Callback):
-    """Writes the encoder's parameters after each of STEPS, as one vector in float64."""
-
-    def on_train_batch_end(self, trainer: lightning.Trainer, module: Any, *rest: Any) -> None:
-        if trainer.global_step in STEPS and trainer.is_global_zero:
-            parameters = [x.detach().double().flatten().cpu() for x in module.networks.encoder.parameters()]
-            torch.save(torch.cat(parameters), Path(os.environ[FOLDER]) / f"{trainer.global_step}.pt")
 
 
 def distances(folder: Path, other: Path) -> dict[str, float]:
@@ -35,5 +23,5 @@ def arguments(out: Path, precision: str) -> list[str]:
         *("pretrain", "data=shapes", "encoder=tiny", "batch_size=32", "images.limit=256", "images.size=16"),
         *("heads.hidden_dim=24", "heads.out_dim=12", "bank.size=64", "monitor.knn=false", "progress=false"),
         *("epochs=4", "accelerator=cpu", f"precision={precision}", f"out={out}"),
-        "callbacks=[torture.weights.KeepWeights]",
+        "callbacks=[torture.keep_weights.KeepWeights]",
     ]
