@@ -204,7 +204,9 @@ def test_a_record_of_another_form_counts_as_missing(study: Any, field: str, valu
     collect_records(study)
 
 
-@pytest.mark.parametrize("row", ["figure1", "figure1,a\0b", "~nobody,~nobody", "x" * 3, "1,2,3,4,5,6,7,8,9,10,11,12,13"])
+@pytest.mark.parametrize(
+    "row", ["figure1", "figure1,a\0b", "~nobody,~nobody", "x" * 3, "1,2,3,4,5,6,7,8,9,10,11,12,13"]
+)
 def test_a_plan_of_another_form_is_refused_or_read(study: Any, row: str) -> None:
     """Rows that are cut off, too long or hold zero bytes, without checksums; names that are no path."""
     study, _ = study

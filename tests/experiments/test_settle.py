@@ -124,7 +124,9 @@ def test_what_comes_with_the_package_says_where_it_is_from_and_builds() -> None:
             )
 
 
-LAUGHS = "a: &a [1, 1]\n" + "".join(f"{x}: &{x} [*{y}, *{y}]\n" for y, x in itertools.pairwise("abcdefghijklmnopqrstuvwxyz"))
+LAUGHS = "a: &a [1, 1]\n" + "".join(
+    f"{x}: &{x} [*{y}, *{y}]\n" for y, x in itertools.pairwise("abcdefghijklmnopqrstuvwxyz")
+)
 
 
 @pytest.mark.parametrize(

@@ -47,7 +47,7 @@ def full_disk(context: Context, work: Work) -> Outcome:
     return outcome
 
 
-class mounted:  # noqa: N801  used as a statement
+class mounted:
     """A file system in memory of so many bytes at a folder, for the time of a block."""
 
     def __init__(self, folder: Path, size: int):

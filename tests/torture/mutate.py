@@ -113,7 +113,22 @@ def mutated_json(content: bytes, draw: Random, tokens: Sequence[bytes]) -> bytes
     return json.dumps(_changed_tree(json.loads(content), draw)).encode()
 
 
-ODD: tuple[object, ...] = (None, True, -1, 0, 10**12, 1.5, float("nan"), "", "x", "../../etc/passwd", [], {}, [[[]]], {"a": {"b": []}})
+ODD: tuple[object, ...] = (
+    None,
+    True,
+    -1,
+    0,
+    10**12,
+    1.5,
+    float("nan"),
+    "",
+    "x",
+    "../../etc/passwd",
+    [],
+    {},
+    [[[]]],
+    {"a": {"b": []}},
+)
 
 
 def _changed_tree(tree: object, draw: Random) -> object:

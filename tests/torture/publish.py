@@ -9,7 +9,7 @@ else in the page is left alone.
 import json
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -110,6 +110,10 @@ TABLES = {"kills": kills, "disks": disks, "folders": folders, "mutations": mutat
 TABLES |= {"rounding": rounding}
 
 
+def _between(text: str) -> Callable[[re.Match[str]], str]:
+    return lambda found: f"{found[1]}{text}\n{found[2]}"
+
+
 def main(files: Sequence[str]) -> None:
     results = [json.loads(Path(file).read_text()) for file in files or (RESULTS,)]
     cases: Cases = {}
@@ -119,7 +123,7 @@ def main(files: Sequence[str]) -> None:
     for name, make in TABLES.items():
         if any(title.startswith(f"{'devices' if name == 'rounding' else name}/") for title in cases):
             marked = re.compile(rf"(<!-- table: {name} -->\n).*?(<!-- end -->)", re.DOTALL)
-            page = marked.sub(lambda found, text=make(cases): f"{found[1]}{text}\n{found[2]}", page)  # type: ignore[misc]
+            page = marked.sub(_between(make(cases)), page)
     PAGE.write_text(page)
     if files:
         RESULTS.write_text(json.dumps(results[0] | {"cases": cases}, indent=1) + "\n")

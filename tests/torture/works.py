@@ -263,7 +263,13 @@ def _pretrain(folder: Path) -> list[str]:
 
 
 def _pretrain_cached(folder: Path) -> list[str]:
-    keys = ["epochs=1", "images.memory=0.00001", f"images.cache={folder / 'cache'}", "resume=auto", f"out={folder / 'out'}"]
+    keys = [
+        "epochs=1",
+        "images.memory=0.00001",
+        f"images.cache={folder / 'cache'}",
+        "resume=auto",
+        f"out={folder / 'out'}",
+    ]
     return ["pretrain", *small_arguments(data=folder / "photos"), *keys]
 
 
