@@ -26,8 +26,8 @@ def cases(scale: Scale) -> list[Case]:
             lambda context, n=name, a=start: mutations(context, n, a, min(a + BLOCK, scale.mutations)),  # type: ignore[misc]
             0.012 * min(BLOCK, scale.mutations - start),
         )
+        for start in range(0, scale.mutations, BLOCK)  # of every kind some first
         for name in TARGETS
-        for start in range(0, scale.mutations, BLOCK)
     ]
 
 

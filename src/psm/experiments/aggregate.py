@@ -180,9 +180,9 @@ def load_results(study: Study) -> list[ExperimentResult]:
         return _load_results(study)
     except (KeyError, ValueError, TypeError) as error:
         raise UserError(
-            f"The CSV files of {study.folder} do not hold what psm writes ({type(error).__name__}: {str(error)[:100]!r}): "
-            "they were damaged or edited. Restore them; what has a record is written again by the next `psm "
-            "experiment run`."
+            f"The CSV files of {study.folder} do not hold what psm writes ({type(error).__name__}: "
+            f"{str(error)[:100]!r}): they were damaged or edited. Restore them; what has a record is written again by "
+            "the next `psm experiment run`."
         ) from None
 
 
