@@ -58,6 +58,9 @@ def test_the_cause_behind_another_error_counts_and_other_errors_do_not() -> None
     assert "disk is full" in str(explain(hidden))
     assert explain(RuntimeError("shape '[3]' is invalid")) is None
     assert explain(OSError(errno.EACCES, "Permission denied")) is None
+    lost = explain(OSError(errno.EACCES, "Permission denied", "runs/a/checkpoints"))
+    assert "runs/a/checkpoints can no longer be written or read (Permission denied)" in str(lost)
+    assert explain(FileExistsError(errno.EEXIST, "File exists", "runs/a")) is None
     with pytest.raises(ZeroDivisionError), resources_explained():
         raise ZeroDivisionError
     with pytest.raises(UserError, match="epochs"), resources_explained():

@@ -14,7 +14,7 @@ class Diverged(Exception):
 
 
 class ResourceError(Exception):
-    """The disk is full or memory ran out: no mistake, so the command line exits with code 1.
+    """The disk is full, memory ran out or a folder is gone: no mistake, so the command line exits with code 1.
 
     Files that were complete before are intact, and nothing partial has a final name.
     """

@@ -1,4 +1,4 @@
-"""A full disk and memory that ran out, in whatever way they are reported, as one sentence."""
+"""A full disk, memory that ran out and a folder that is lost, in whatever way they are reported, as one sentence."""
 
 import errno
 import os
@@ -11,6 +11,9 @@ from psm.utils.errors import Diverged, ResourceError, UserError
 
 # The last one is a limit on the size of files (ulimit -f); to whoever writes a file it is the same.
 _DISK_FULL = {errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC), errno.EFBIG}
+# A folder that was there when a command began and is gone, or may not be written any more.
+_UNREACHABLE = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR, errno.EIO}
+_UNREACHABLE |= {getattr(errno, "ESTALE", errno.EIO)}
 # An error that a worker process sent has no errno.
 _DISK_TEXTS = re.compile(r"\[Errno (28|122)\]|No space left on device|Disk quota exceeded")
 _MEMORY_TEXTS = re.compile(
@@ -68,7 +71,7 @@ def write_error(what: str, error: OSError, advice: str = "") -> UserError | Reso
 
 
 def explain(error: BaseException, memory_advice: str = MEMORY_ADVICE) -> ResourceError | None:
-    """The sentence for an error that a full disk or exhausted memory caused; None for any other."""
+    """The sentence for an error that a full disk, exhausted memory or a lost folder caused; None for any other."""
     for cause in _causes(error):
         if isinstance(cause, ResourceError):
             return cause
@@ -77,6 +80,11 @@ def explain(error: BaseException, memory_advice: str = MEMORY_ADVICE) -> Resourc
             return disk_full(path, cause if isinstance(cause, OSError) else None)
         if is_out_of_memory(cause):
             return ResourceError(f"Memory ran out{_asked_for(cause)}: {memory_advice}.")
+    if isinstance(error, OSError) and error.errno in _UNREACHABLE and error.filename is not None:
+        return ResourceError(
+            f"{error.filename} can no longer be written or read ({error.strerror}): its folder was moved, removed or "
+            "made read-only meanwhile. Make it available and start again."
+        )
     return None
 
 
@@ -84,7 +92,7 @@ def explain(error: BaseException, memory_advice: str = MEMORY_ADVICE) -> Resourc
 def resources_explained(
     memory_advice: str = MEMORY_ADVICE, how_to_continue: Callable[[], str] = lambda: ""
 ) -> Iterator[None]:
-    """Context in which a full disk and exhausted memory are raised as ``ResourceError``.
+    """Context in which a full disk, exhausted memory and a lost folder are raised as ``ResourceError``.
 
     Args:
         memory_advice: the end of the sentence on memory: which keys need less of it.
