@@ -160,11 +160,11 @@ def run_outcome(run: Path) -> dict[str, Any]:
 
 
 def cache_outcome(folder: Path) -> dict[str, Any]:
-    entries = {
-        file.name: digest(np.fromfile(file, np.uint8))
-        for file in sorted((folder / "cache").rglob("*"))
+    entries = sorted(
+        (file.name, digest(np.fromfile(file, np.uint8)))
+        for file in (folder / "cache").rglob("*")
         if file.name in ("pixels.bin", "checksums.bin", "manifest.json")
-    }
+    )
     return run_outcome(folder / "out") | {"cache": entries, "parts": len(list((folder / "cache").glob("*.part")))}
 
 
