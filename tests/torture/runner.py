@@ -1,6 +1,6 @@
 """The list of cases, worked off two at a time: a line for each, results as JSON, and what was done is not repeated.
 
-python -m torture [hours=1] [seed=0] [only=kills/pretrain] [jobs=2] [results=FILE] [fresh=true] [list=true]
+python -m torture [hours=1] [seed=0] [only=kills/pretrain,disks] [jobs=2] [results=FILE] [fresh=true] [list=true]
 """
 
 import platform
@@ -99,7 +99,7 @@ def main(arguments: Sequence[str]) -> int:
     scale = full_scale(hours) if hours else Scale()
     only = given.get("only", "")
     cases = [case for kind in KINDS for case in import_module(f"torture.{kind}").cases(scale)]
-    cases = [case for case in cases if case.title.startswith(only)]
+    cases = [case for case in cases if case.title.startswith(tuple(only.split(",")))]
     if not cases:
         print(f"torture: only={only} names no case: see list=true.", file=sys.stderr)
         return 2
