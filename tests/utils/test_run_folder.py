@@ -56,6 +56,16 @@ def test_resume_point(tmp_path: Path) -> None:
             run_with(tmp_path / late, "config.yaml", "metrics.jsonl", late).resume_point("true")
 
 
+def test_a_run_killed_before_its_configuration_was_written_begins_anew(tmp_path: Path) -> None:
+    """A job script's resume=auto would else be refused for ever; resume=true has nothing to continue."""
+    run = run_with(tmp_path, "log.txt", ".writing-x")
+    assert run.resume_point("auto") is None
+    with pytest.raises(UserError, match="no checkpoint to continue from"):
+        run.resume_point("true")
+    with pytest.raises(UserError, match="no checkpoint to continue from"):
+        run_with(tmp_path, "notes.txt").resume_point("auto")
+
+
 def test_metrics_after_a_step_are_dropped(tmp_path: Path) -> None:
     run = RunFolder(tmp_path)
     for step in (3, 6, 9):

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from psm.utils.errors import UserError
-from psm.utils.files import lock_file, read_lines, write_lines
+from psm.utils.files import TEMPORARY_PREFIX, lock_file, read_lines, write_lines
 
 
 @dataclass(frozen=True)
@@ -114,6 +114,12 @@ class RunFolder:
         return sorted(path.name for path in self.folder.iterdir() if path not in own)
 
     @property
+    def _hardly_begun(self) -> bool:
+        """True if a run was killed here before it had written its configuration: nothing of it is worth keeping."""
+        left = [name for name in self._contents() if not name.startswith(TEMPORARY_PREFIX)]
+        return set(left) <= {self.log.name}
+
+    @property
     def trained(self) -> bool:
         """True if the folder holds a checkpoint, or anything that a run writes after its first one."""
         early = (self.config, self.checkpoint.parent, self.metrics, self.log, self.unreadable, self.logs)
@@ -143,6 +149,8 @@ class RunFolder:
                 f"out={self.folder} has lost checkpoints/{self.checkpoint.name}: give resume={self.snapshots[-1].stem} "
                 f"to continue from that snapshot{self._other_snapshots()}, or name another out."
             )
+        if resume == "auto" and self._hardly_begun:
+            return None
         if self.trained or not self.config.exists():
             held = ", ".join(self._contents())
             raise UserError(
