@@ -24,6 +24,7 @@ from psm.exporting import formats
 from psm.exporting.export import Exported
 from psm.exporting.formats import FORMATS, Format, register_format
 from psm.exporting.source import Source
+from psm.models.classifier import Classifier, ClassifierInfo, save_classifier
 from psm.models.encoder import unwrapped
 from psm.models.pretrained import EncoderInfo, save_encoder
 from psm.utils.errors import UserError
@@ -182,6 +183,32 @@ def test_torch_export(small_network: Any, tmp_path: Path) -> None:
     check_description(json.loads(extra["psm.json"]), result)
     image = photo(tmp_path)
     assert agree(run_lines(result.usage, tmp_path), own_features(run, image, network), 0.02)
+
+
+def test_a_classifier_gives_the_probabilities_of_its_classes(tmp_path: Path) -> None:
+    run, names = saved(tmp_path / "clf", "tiny", size=16), ["ant", "bee", "cow"]
+    encoder = psm.load_encoder(run)
+    classifier = Classifier(encoder, torch.nn.Linear(256, 3)).eval()
+    classifier.info = ClassifierInfo(encoder.info, names, temperature=0.5)
+    save_classifier(run / "classifier.safetensors", classifier, classifier.info)
+    result = psm.export(run, "torchscript")
+    assert result.path == run / "export/classifier.pt"
+    assert result.check.difference < 1e-4
+    assert "of the largest probability" in result.verdict
+    told = archived(result.path)
+    assert (told["classes"], told["temperature"], told["output"]) == (names, 0.5, "probabilities (N, 3)")
+    image = photo(run / "export")
+    given = run_lines([*result.usage, "features = probabilities"], run / "export")
+    with torch.no_grad():
+        expected = classifier.probabilities(encoder.preprocess([image])).numpy()
+    assert agree(given, expected, 0.1)
+    assert given.sum() == pytest.approx(1, abs=1e-5)
+    assert psm.export(run, "torchscript", output="features").path == run / "export/encoder.pt"
+    with pytest.raises(UserError, match="give output=features"):
+        psm.export(run, "torchscript", normalize=True)
+    (run / "classifier.safetensors").unlink()
+    with pytest.raises(UserError, match="has no classes"):
+        psm.export(run, "torchscript", output="probabilities")
 
 
 @pytest.mark.parametrize(("library", "suffix"), [("torchvision", "pth"), ("timm", "safetensors")])

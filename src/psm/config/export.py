@@ -28,6 +28,12 @@ class ExportConfig:
         "onnx, torchscript, torch-export: order of the input's dimensions (N images, C channels)",
         choices=("nchw", "nhwc"),
     )
+    output: str = key(
+        "auto",
+        "onnx, torchscript, torch-export: what the graph gives: probabilities, of a run of psm finetune, or features; "
+        "auto: probabilities where there are classes",
+        choices=("auto", "features", "probabilities"),
+    )
     normalize: bool = key(False, "onnx, torchscript, torch-export: scale each feature vector to length 1 in the graph")
     opset: int | None = key(None, "onnx: version of the operator set; none: that of the exporter", at_least=18)
     name: str | None = key(None, "what the file calls the model; none: method, encoder and data", filled=True)

@@ -20,6 +20,7 @@ from psm.exporting.formats import FORMATS, Format, find_format
 from psm.exporting.huggingface import is_export
 from psm.exporting.source import Source
 from psm.methods.plugins import load_plugins
+from psm.models.classifier import Probabilities, find_classifier, holds_classifier, load_classifier
 from psm.models.pretrained import find_encoder, load_encoder
 from psm.ops import kernels_disabled
 from psm.utils.errors import UserError
@@ -53,7 +54,7 @@ class Exported:
         resized = found.resize_difference
         return (
             f"in {self.checked_in} on {found.images} images: largest difference {found.difference:.1e} of the largest "
-            f"feature (at most {self.tolerance:g} allowed)"
+            f"{'probability' if 'classes' in self.description else 'feature'} (at most {self.tolerance:g} allowed)"
             + ("" if resized is None else f"; {resized:.1e} on images of other sizes, which it resizes as Pillow does")
         )
 
@@ -94,11 +95,7 @@ def run_export(*overrides: Mapping[str, Any], encoder: nn.Module | None = None) 
     entry = find_format(config.format, config.out)
     _check_settings(config, entry)
     _check_packages(entry)
-    file = find_encoder(config.checkpoint)
-    trained = load_encoder(file, encoder)
-    check_finite_weights(trained, f"checkpoint={file}")
-    run, training = _run_of(file)
-    source = Source(trained, config, run, training)
+    file, source = _open(config, entry, encoder)
     out = Path(config.out).expanduser() if config.out else _default_out(file, entry)
     _check_out(out, entry, config.overwrite)
     entry.refuse(source)
@@ -113,7 +110,7 @@ def run_export(*overrides: Mapping[str, Any], encoder: nn.Module | None = None) 
             _write(entry, source, written, description)
             result = check(
                 entry.load(source, written),
-                source.encoder,
+                source.network,
                 source.info,
                 images,
                 preprocess=entry.graph and config.preprocess,
@@ -125,6 +122,28 @@ def run_export(*overrides: Mapping[str, Any], encoder: nn.Module | None = None) 
     except OSError as error:
         raise write_error(f"out={out}", error) from None
     return Exported(out, entry.name, result, config.tolerance, _checked_in(entry), usage, description)
+
+
+def _open(config: ExportConfig, entry: Format, encoder: nn.Module | None) -> tuple[Path, Source]:
+    """The file that is exported, and what it holds: a classifier where it has classes and the format a graph."""
+    wanted, where = config.output, f"checkpoint={config.checkpoint}"
+    classifies = entry.graph and wanted != "features" and Path(config.checkpoint).expanduser().exists()
+    if classifies and holds_classifier(config.checkpoint):
+        if config.normalize:
+            raise UserError(
+                "normalize=true is about features, and this graph gives probabilities: give output=features."
+            )
+        file = find_classifier(config.checkpoint)
+        classifier = load_classifier(file, encoder)
+        check_finite_weights(classifier, where)
+        head = Probabilities(classifier.head, classifier.info.temperature).eval()
+        return file, Source(classifier.encoder, config, *_run_of(file), classifier.info, head)
+    file = find_encoder(config.checkpoint)
+    if wanted == "probabilities":
+        raise UserError(f"{where} has no classes to give probabilities of: give a run of `psm finetune`.")
+    trained = load_encoder(file, encoder)
+    check_finite_weights(trained, where)
+    return file, Source(trained, config, *_run_of(file))
 
 
 def _write(entry: Format, source: Source, path: Path, description: dict[str, Any]) -> None:
@@ -148,7 +167,13 @@ def _check_settings(config: ExportConfig, entry: Format) -> None:
     if entry.graph:
         return
     graphs = " or ".join(name for name, other in FORMATS.items() if other.graph)
-    for key, given in (("layout=nhwc", config.layout != "nchw"), ("normalize=true", config.normalize)):
+    classified = config.output == "probabilities"
+    needy = (
+        ("layout=nhwc", config.layout != "nchw"),
+        ("normalize=true", config.normalize),
+        ("output=probabilities", classified),
+    )
+    for key, given in needy:
         if given:
             raise UserError(f"{key} needs a graph, and format={entry.name} holds weights alone: give format={graphs}.")
 

@@ -75,7 +75,12 @@ def lanczos_matrix(length: int, side: int, size: int, device: torch.device, lobe
 
 
 def build_graph(
-    encoder: nn.Module, info: EncoderInfo, preprocess: bool = True, layout: str = "nchw", unit_length: bool = False
+    encoder: nn.Module,
+    info: EncoderInfo,
+    preprocess: bool = True,
+    layout: str = "nchw",
+    unit_length: bool = False,
+    head: nn.Module | None = None,
 ) -> nn.Sequential:
     """The module to export, in evaluation mode.
 
@@ -85,6 +90,7 @@ def build_graph(
         preprocess: take uint8 images of any size; else the encoder's own inputs, float32.
         layout: of the images, ``nchw`` or ``nhwc``.
         unit_length: scale the features to length 1.
+        head: takes the features (B, F), if not None.
     """
     steps: list[nn.Module] = [ChannelsFirst()] if layout == "nhwc" else []
     if preprocess:
@@ -92,4 +98,6 @@ def build_graph(
     steps.append(encoder)
     if unit_length:
         steps.append(UnitLength())
+    if head is not None:
+        steps.append(head)
     return nn.Sequential(*steps).eval()

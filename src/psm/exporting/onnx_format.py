@@ -17,7 +17,12 @@ from psm.exporting.lines import imports, input_lines
 from psm.exporting.source import Source
 from psm.utils.errors import UserError
 
-INPUT, OUTPUT = "images", "features"  # names in the graph
+INPUT = "images"  # its name in the graph
+
+_CLASSES = (
+    'classes = session.get_modelmeta().custom_metadata_map["classes"].split("\\n")',
+    "print(classes[probabilities[0].argmax()])",
+)
 
 
 def write(source: Source, path: Path, description: Description) -> None:
@@ -32,7 +37,7 @@ def write(source: Source, path: Path, description: Description) -> None:
             (source.example(),),
             dynamo=True,
             input_names=[INPUT],
-            output_names=[OUTPUT],
+            output_names=[source.output],
             dynamic_shapes=(sizes,),
             opset_version=source.config.opset,
             verbose=False,
@@ -72,7 +77,7 @@ def load(source: Source, path: Path) -> Features:
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
 
     def features(images: Tensor) -> Tensor:
-        return torch.from_numpy(session.run([OUTPUT], {INPUT: images.numpy()})[0])
+        return torch.from_numpy(session.run([source.output], {INPUT: images.numpy()})[0])
 
     return features
 
@@ -83,7 +88,8 @@ def usage(source: Source, file: str) -> list[str]:
         imports("onnxruntime", preprocess=config.preprocess),
         f'session = onnxruntime.InferenceSession("{file}")',
         *input_lines(source.info, preprocess=config.preprocess, layout=config.layout, tensor=False),
-        f'features = session.run(None, {{"{INPUT}": images}})[0]  # (1, {source.info.width})',
+        f'{source.output} = session.run(None, {{"{INPUT}": images}})[0]  # (1, {source.width})',
+        *(_CLASSES if source.classes else ()),
     ]
 
 

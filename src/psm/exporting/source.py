@@ -15,6 +15,7 @@ from psm.config.export import ExportConfig
 from psm.config.schema import ResolvedPretrainConfig
 from psm.data.location import data_name
 from psm.exporting.graph import build_graph
+from psm.models.classifier import ClassifierInfo, Probabilities
 from psm.models.encoder import Encoder, unwrapped
 from psm.models.pretrained import EncoderInfo
 from psm.utils.checkpoint_file import read_checkpoint
@@ -31,10 +32,27 @@ class Source:
     config: ExportConfig
     run: RunFolder | None  # None: the encoder is a lone file
     training: ResolvedPretrainConfig | None  # settings of the run
+    classes: ClassifierInfo | None = None  # of a classifier whose probabilities are exported
+    head: Probabilities | None = None  # its head
 
     @property
     def info(self) -> EncoderInfo:
         return self.encoder.info
+
+    @property
+    def output(self) -> str:
+        """What the graph gives, as its output is named."""
+        return "features" if self.classes is None else "probabilities"
+
+    @property
+    def width(self) -> int:
+        """Numbers that the graph gives for an image."""
+        return self.info.width if self.classes is None else len(self.classes.classes)
+
+    @property
+    def network(self) -> nn.Module:
+        """Inputs (B, 3, size, size) to what the graph gives, by psm."""
+        return self.encoder if self.head is None else nn.Sequential(self.encoder, self.head)
 
     @property
     def public_info(self) -> EncoderInfo:
@@ -58,7 +76,8 @@ class Source:
         """The module whose computation is exported; its weights are a copy without gradients."""
         config = self.config
         encoder = deepcopy(self.encoder).requires_grad_(False)
-        return build_graph(encoder, self.info, config.preprocess, config.layout, config.normalize)
+        head = None if self.head is None else deepcopy(self.head).requires_grad_(False)
+        return build_graph(encoder, self.info, config.preprocess, config.layout, config.normalize, head)
 
     @cached_property
     def state(self) -> dict[str, Tensor]:
@@ -91,5 +110,9 @@ class Source:
             size = "any height and width" if config.preprocess else f"{self.info.size} x {self.info.size} pixels"
             values = "uint8" if config.preprocess else "float32, normalized by mean and std"
             about["input"] = f"images, {config.layout.upper()}, {values}, {size}"
-            about["output"] = f"features (N, {self.info.width}){', of length 1' if config.normalize else ''}"
+            length = ", of length 1" if config.normalize else ""
+            about["output"] = f"{self.output} (N, {self.width}){length}"
+        if self.classes is not None:
+            about |= {"classes": self.classes.classes, "temperature": self.classes.temperature}
+            about["scores"] = self.classes.scores
         return about | {"usage": usage, "psm": version("psm"), "torch": torch.__version__}

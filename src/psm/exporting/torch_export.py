@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 from torch.export import Dim
 
+from psm.exporting.archive_lines import class_lines, modules, opened
 from psm.exporting.formats import Description, Features, Format
 from psm.exporting.lines import imports, input_lines
 from psm.exporting.source import DESCRIPTION, Source
@@ -30,10 +31,11 @@ def load(source: Source, path: Path) -> Features:
 def usage(source: Source, file: str) -> list[str]:
     config = source.config
     return [
-        imports("torch", preprocess=config.preprocess),
-        f'encoder = torch.export.load("{file}").module()',
+        imports(*modules(source), "torch", preprocess=config.preprocess),
+        *opened("torch.export.load", "extra_files", file, source, ".module()"),
         *input_lines(source.info, preprocess=config.preprocess, layout=config.layout),
-        f"features = encoder(images)  # (1, {source.info.width})",
+        f"{source.output} = encoder(images)  # (1, {source.width})",
+        *class_lines(source),
     ]
 
 

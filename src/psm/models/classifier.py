@@ -74,6 +74,17 @@ class Classifier(nn.Module):
         return calibrated(self(inputs), self.info.temperature)
 
 
+class Probabilities(nn.Module):
+    """Features (B, F) to calibrated probabilities (B, classes)."""
+
+    def __init__(self, head: nn.Linear, temperature: float):
+        super().__init__()
+        self.head, self.temperature = head, temperature
+
+    def forward(self, features: Tensor) -> Tensor:
+        return torch.softmax(self.head(features) / self.temperature, dim=1)
+
+
 def calibrated(logits: Tensor, temperature: float) -> Tensor:
     """Probabilities (N, classes) of logits: the softmax of what they are after division by the temperature."""
     return (logits / temperature).softmax(1)
@@ -178,6 +189,16 @@ def read_classifier(path: str | Path) -> tuple[ClassifierInfo, dict[str, Tensor]
     head = folded(_below(HEAD_PREFIX, checkpoint["state_dict"]))
     state |= {f"head.{name}": value for name, value in head.items()}
     return ClassifierInfo(info, list(described["classes"])), state
+
+
+def holds_classifier(path: str | Path) -> bool:
+    """True for a run folder of a finished `psm finetune`, its classifier.safetensors or a checkpoint of such a run."""
+    path = Path(path).expanduser()
+    if path.is_dir():
+        return RunFolder(path).classifier.exists()
+    if path.suffix == ".safetensors":
+        return is_classifier(read_weights(path)[0])
+    return "classes" in read_checkpoint(path)["psm"]
 
 
 def find_classifier(path: str | Path) -> Path:
