@@ -29,9 +29,9 @@ def full_disk(context: Context, work: Work) -> Outcome:
     with mounted(disk, 400_000_000):
         work.prepare(disk / "work", context.shared)
         used = sum(path.stat().st_blocks * 512 for path in disk.rglob("*") if path.is_file())
-        room = int(share * whole.bytes)
+        room = max(int(share * whole.bytes), 8192)
         outcome.figures["mb"] = round(room / 1e6, 2)
-        _resize(disk, used + max(room, 8192))
+        _resize(disk, used + room)
         ended = Running(work.first(disk / "work"), context.folder / "process").end()
         outcome.figures["full"] = int(ended.code == 1)
         outcome.expect(not ended.crashed, f"with {room:,} bytes free: {ended.crashed}")

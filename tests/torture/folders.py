@@ -1,6 +1,5 @@
 """Folders that turn read-only, vanish or change in the middle of a run."""
 
-import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -8,7 +7,7 @@ from pathlib import Path
 from helpers import save_images
 from torture.case import Case, Context, Outcome, Scale
 from torture.kills import compare
-from torture.processes import NOBODY, Ended, Moment, Running
+from torture.processes import Ended, Moment, Running
 from torture.works import WORKS, Reference, Work, partial, reference
 
 KIND = "folders"
@@ -29,15 +28,10 @@ def harm(context: Context, happening: str, name: str) -> Outcome:
 
 
 def _read_only(context: Context, work: Work, whole: Reference) -> Outcome:
-    """What is written to may not be written any more. Root may write everywhere, so the work runs as nobody."""
-    root = os.geteuid() == 0
+    """What is written to may not be written any more. Root may write everywhere, so the work gives up that right."""
     folder = context.folder / "work"
     work.prepare(folder, context.shared)
-    (folder / "process").mkdir()
-    if root:
-        _open_the_way(context.folder)
-        _each(folder, lambda path: os.chown(path, NOBODY, NOBODY))
-    running, reached = _until(context, work, whole, folder, NOBODY if root else None)
+    running, reached = _until(context, work, whole, folder, obedient=True)
     protected = [path for name in (work.writes, "cache") for path in _folders(folder / name)]
     for path in protected:
         path.chmod(0o555)
@@ -46,8 +40,6 @@ def _read_only(context: Context, work: Work, whole: Reference) -> Outcome:
     for path in protected:
         path.chmod(0o755)
     outcome.failures += partial(folder)
-    if root:  # goes on as root; what nobody wrote is root's from now on
-        _each(folder, lambda path: os.chown(path, 0, 0))
     _goes_on(outcome, context, work, whole, folder)
     return outcome
 
@@ -106,11 +98,11 @@ HAPPENINGS: dict[str, tuple[Callable[[Context, Work, Reference], Outcome], tuple
 
 
 def _until(
-    context: Context, work: Work, whole: Reference, folder: Path, uid: int | None = None
+    context: Context, work: Work, whole: Reference, folder: Path, obedient: bool = False
 ) -> tuple[Running, bool]:
     """The work, started, at a random moment of it; False if it had ended before."""
     moment = Moment(cpu=context.random("moment").random() * whole.cpu)
-    running = Running(work.first(folder), folder / "process", uid=uid, HOME=str(folder))
+    running = Running(work.first(folder), folder / "process", obedient=obedient)
     return running, running.reaches(moment)
 
 
@@ -129,16 +121,3 @@ def _goes_on(outcome: Outcome, context: Context, work: Work, whole: Reference, f
 
 def _folders(folder: Path) -> list[Path]:
     return [folder, *(path for path in folder.rglob("*") if path.is_dir())] if folder.exists() else []
-
-
-def _each(folder: Path, change: Callable[[Path], object]) -> None:
-    for path in (folder, *folder.rglob("*")):
-        change(path)
-
-
-def _open_the_way(folder: Path) -> None:
-    """Let others pass through the folders above, as far as they are the harness's own."""
-    for path in (folder, *folder.parents):
-        if path.stat().st_uid != os.geteuid() or path == path.parent or path.stat().st_mode & 0o005 == 0o005:
-            continue
-        path.chmod(path.stat().st_mode | 0o055)
