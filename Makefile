@@ -2,7 +2,8 @@
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/ready
-PLAIN := tests/test_ops.py tests/losses tests/mining tests/models tests/views
+PLAIN := tests/test_ops.py tests/losses tests/mining tests/models tests/views \
+  --ignore=tests/models/test_libraries.py --ignore=tests/models/test_pretrained.py
 
 .PHONY: demo test test-all test-plain torture test-lowest coverage sanitize lint format docs dist clean
 

@@ -55,6 +55,7 @@ def scores_of(study: Study, run: Any) -> Any:
     return record["scores"], [{k: v for k, v in x.items() if k in ("epoch", "loss")} for x in record["curves"]]
 
 
+@pytest.mark.slow
 def test_a_lost_node_costs_a_move_and_changes_no_bit(
     cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -141,6 +141,7 @@ def until_an_epoch_is_done(suite: Any, out: Any) -> None:
     pytest.fail("the suite ended or stood still before an epoch was done")
 
 
+@pytest.mark.slow
 def test_a_killed_run_is_reported_and_continued_to_the_same_results(study: Any, tmp_path: Path) -> None:
     out = tmp_path / "study"
     arguments = ("run", "figure2", f"out={out}", *SMOKE)

@@ -66,7 +66,7 @@ def passes(block: Any, maps: Any, mode: Any = nullcontext) -> Any:
 
 
 @compiled
-@settings(deadline=None)
+@settings(deadline=None, max_examples=40)
 @given(
     batch=st.integers(1, 40),
     sides=st.tuples(st.sampled_from([8, 16]), st.sampled_from([8, 24])),

@@ -224,7 +224,13 @@ def test_ranks_leave_out_what_was_dropped() -> None:
     assert close(bayesian_weights(logits, keep[None], 0.1, 0.9, 0.9)[:, keep], all_of_them)
 
 
-@pytest.mark.parametrize("method", ALL)
+# One of each kind of positives, negatives, weighting and objective; the others differ from these in one part.
+OFTEN = ("psm", "byol", "vicreg", "mochi", "nnclr", "bcl")
+
+
+@pytest.mark.parametrize(
+    "method", [pytest.param(name, marks=() if name in OFTEN else pytest.mark.slow) for name in ALL]
+)
 def test_every_method_trains_resumes_exactly_and_evaluates(
     tmp_path: Path, small: dict[str, Any], monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:

@@ -226,6 +226,7 @@ def test_joined_batch_norm_alone_is_batch_norm() -> None:
     )
 
 
+@pytest.mark.slow
 def test_the_command_line_trains_on_two_devices(tmp_path: Path, small_arguments: list[str]) -> None:
     """devices=2 gives what devices=1 gives, up to the rounding of the views, with the same learning rates."""
     environment = os.environ | {"OMP_NUM_THREADS": "1"}

@@ -245,7 +245,9 @@ def test_settings_that_make_no_sense_are_refused(keys: Any, says: str) -> None:
         check_optimizer(build(PretrainConfig, {"optim": keys}).optim)
 
 
-@pytest.mark.parametrize("name", list(OPTIMIZERS))
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if name == "sgd" else ()) for name in OPTIMIZERS]
+)
 def test_a_run_resumes_exactly_with_every_optimizer(
     tmp_path: Path, small: dict[str, Any], monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:

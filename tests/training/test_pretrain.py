@@ -82,7 +82,7 @@ class Interruption(Exception):
     pass
 
 
-@pytest.mark.parametrize("index", ["exact", "faiss"])
+@pytest.mark.parametrize("index", ["exact", pytest.param("faiss", marks=pytest.mark.slow)])
 def test_resumed_equals_uninterrupted(
     tmp_path: Path, small: dict[str, Any], monkeypatch: pytest.MonkeyPatch, index: Any
 ) -> None:
@@ -688,7 +688,12 @@ def test_views_do_not_depend_on_how_the_batch_is_shared() -> None:
 
 
 @pytest.mark.parametrize(
-    "keys", [{"grad_cache_chunk": 8}, {"compile": "aot_eager"}, {"grad_cache_chunk": 12, "compile": "eager"}]
+    "keys",
+    [
+        {"grad_cache_chunk": 8},
+        pytest.param({"compile": "aot_eager"}, marks=pytest.mark.slow),
+        {"grad_cache_chunk": 12, "compile": "eager"},
+    ],
 )
 def test_chunks_and_compilers_train_and_leave_plain_weights(tmp_path: Path, small: dict[str, Any], keys: Any) -> None:
     """A run in chunks or compiled ends with weights of the same names, near those of a plain run where it should."""

@@ -21,6 +21,7 @@ from psm.experiments.tuned import Entries, read_tuned, tuned_settings
 from psm.utils.errors import UserError, did_you_mean
 
 # Keys of `psm pretrain` that the suite sets itself.
+DEVICE_FREE = {"precision": "32-true"}  # what the device would decide otherwise: results are compared between machines
 RESERVED = ("out", "data", "method", "seed", "preset", "resume", "overwrite", "progress")
 FREE_GROUPS = ("trainer", "ddp", "slurm")  # groups that take any key
 DATA_TITLES = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "tiny-imagenet": "TinyImageNet", "shapes": "Shapes"}
@@ -197,7 +198,7 @@ def _common_settings(request: Request, preset: presets.Preset, data: str, method
         keys["init"] = str(Path(keys["init"]).expanduser().resolve())
     of_method = tuned_settings(_tuned(request, preset), data_name(data), method)
     data_keys = {"data": absolute_data(data), "plugins": request.config.plugins}
-    return of_preset | of_method | keys | data_keys
+    return DEVICE_FREE | of_preset | of_method | keys | data_keys
 
 
 def _tuned(request: Request, preset: presets.Preset) -> Entries:
