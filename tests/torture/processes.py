@@ -10,6 +10,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -60,6 +61,23 @@ class Ended:
         """The last thing that it said."""
         lines = [line for line in self.stderr.strip().splitlines() if line.startswith("psm: ")]
         return lines[-1] if lines else ""
+
+
+def end_descendants() -> None:
+    """Kill every process that this one has started, and theirs: commands are children of a fork server."""
+    parents = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = stat.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        parents[int(stat.parent.name)] = int(fields[1])
+    ended = {os.getpid()}
+    while found := {pid for pid, parent in parents.items() if parent in ended} - ended:
+        ended |= found
+    for pid in ended - {os.getpid()}:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 @dataclass(frozen=True)

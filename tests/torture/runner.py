@@ -5,6 +5,7 @@ python -m torture [hours=1] [seed=0] [only=kills/pretrain,disks] [jobs=2] [resul
 
 import platform
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -22,7 +23,7 @@ from typing import Any
 
 from psm.utils.devices import num_cores
 from torture.case import Case, Context, Outcome, Scale, Shared, Skipped, full_scale
-from torture.processes import save_json
+from torture.processes import end_descendants, save_json
 
 KINDS = ("growth", "kills", "disks", "folders", "mutations", "threads", "devices")
 ROOT = Path(__file__).resolve().parents[2]
@@ -44,6 +45,7 @@ class Report:
         self._lock, self._begun = threading.Lock(), time.monotonic()
         self._guessed, self._taken = 0.0, 0.0
         self.failed = 0
+        self.closed = False
 
     @property
     def waiting(self) -> list[Case]:
@@ -56,6 +58,8 @@ class Report:
 
     def add(self, case: Case, outcome: Outcome, seconds: float, skipped: str = "") -> None:
         with self._lock:
+            if self.closed:
+                return
             self.done[case.title] = {
                 "figures": outcome.figures,
                 "failures": outcome.failures,
@@ -106,9 +110,16 @@ def main(arguments: Sequence[str]) -> int:
     if given.get("list"):
         print("\n".join(case.title for case in cases))
         return 0
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     report = Report(Path(given.get("results", RESULTS)), scale, seed, cases, given.get("fresh") == "true", jobs)
-    with tempfile.TemporaryDirectory(prefix="torture-", dir=given.get("scratch")) as folder:
-        _work(report, Path(folder), jobs)
+    try:
+        with tempfile.TemporaryDirectory(
+            prefix="torture-", dir=given.get("scratch"), ignore_cleanup_errors=True
+        ) as folder:
+            _work(report, Path(folder), jobs)
+    except KeyboardInterrupt:
+        print(f"torture: stopped; the same command goes on ({report.path})", file=sys.stderr)
+        return 130
     print(f"{len(cases)} cases, {report.failed} failed: {report.path}")
     return 1 if report.failed else 0
 
@@ -121,7 +132,9 @@ def _work(report: Report, folder: Path, jobs: int) -> None:
             for task in as_completed(tasks):
                 task.result()
         except BaseException:
+            report.closed = True  # cases that end now have not been tried
             pool.shutdown(wait=False, cancel_futures=True)
+            end_descendants()
             raise
 
 
