@@ -69,13 +69,14 @@ format: $(READY)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+# Without compiling: Python does so for what is imported, a small part of it.
 $(READY): pyproject.toml setup.py constraints.txt $(wildcard src/psm/kernels/csrc/*)
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "psm needs Python 3.11 or later, not %s: run make PYTHON=python3.11" % sys.version.split()[0])'
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt torch
+	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --editable '.[dev]'
 	# Without their dependencies: these would replace a CPU-only torch by one with CUDA.
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-deps torchvision timm
+	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --no-deps torchvision timm
 	touch $(READY)
 
 clean:

@@ -77,7 +77,7 @@ def test_crop_color_equals_its_definition(normalized: Any) -> None:
     torch.testing.assert_close(views, plain, atol=2e-4, rtol=0)
 
 
-@pytest.mark.parametrize("encoder", ["tiny", "resnet50"])
+@pytest.mark.parametrize("encoder", ["tiny", pytest.param("resnet50", marks=pytest.mark.slow)])
 def test_an_accelerated_network_equals_the_plain_one_in_value_gradient_and_statistics(encoder: Any) -> None:
     torch.manual_seed(0)
     network, images = factory.create_encoder(encoder, "cifar", 16).double(), torch.randn(8, 3, 16, 16).double()

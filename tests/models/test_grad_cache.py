@@ -100,7 +100,7 @@ def test_memory_holds_the_maps_of_one_chunk() -> None:
 
 
 @pytest.mark.parametrize("method", ["byol", "simclr"])  # with and without predictor and target
-@pytest.mark.parametrize("chunk", [None, 4])
+@pytest.mark.parametrize("chunk", [None, pytest.param(4, marks=pytest.mark.slow)])
 def test_compiled_networks_learn_the_same(method: str, chunk: int | None) -> None:
     """Traced and differentiated ahead of time; what a backend then makes of the graph is the backend's."""
     nets = networks(method)

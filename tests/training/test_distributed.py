@@ -183,6 +183,7 @@ def chunk_worker(rank: Any, port: Any, folder: Any) -> None:
     dist.destroy_process_group()
 
 
+@pytest.mark.slow
 def test_chunks_of_two_processes_equal_joined_chunks_of_one(tmp_path: Path) -> None:
     """Gradient caching under DDP: batch norm sees the same chunk of both processes, the loss the whole batch."""
     mp.spawn(chunk_worker, (free_port(), str(tmp_path)), nprocs=2)

@@ -118,7 +118,7 @@ def test_resumed_equals_uninterrupted(
         }
 
 
-@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
+@pytest.mark.parametrize("precision", ["32-true", pytest.param("bf16-mixed", marks=pytest.mark.slow)])
 def test_gradients_are_clipped_at_every_precision(tmp_path: Path, small: dict[str, Any], precision: Any) -> None:
     """So hard that nothing but weight decay, which is off, could move the weights far."""
     free = psm.pretrain(tmp_path / "free", **small, precision=precision, optim={"weight_decay": 0.0})
