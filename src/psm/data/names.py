@@ -3,6 +3,7 @@
 import os
 import zlib
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from typing import overload
 
 import numpy as np
@@ -31,7 +32,11 @@ class FileNames(Sequence[str]):
     def __getitem__(self, index: slice) -> list[str]: ...
     def __getitem__(self, index: int | slice) -> str | list[str]:
         if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(len(self)))]
+            start, stop, step = index.indices(len(self))
+            if step != 1:
+                return [self[i] for i in range(start, stop, step)]
+            ends = self._ends[start : max(start, stop) + 1].tolist()  # all at once: a tenth of the time of one by one
+            return [os.fsdecode(self._bytes[first:last]) for first, last in pairwise(ends)]
         place = range(len(self))[index]
         return os.fsdecode(self._bytes[int(self._ends[place]) : int(self._ends[place + 1])])
 
@@ -59,12 +64,15 @@ class PositionNames(Sequence[str]):
     def __getitem__(self, index: slice) -> list[str]: ...
     def __getitem__(self, index: int | slice) -> str | list[str]:
         if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(len(self)))]
-        place = range(len(self))[index]
-        position = place if self._indices is None else int(self._indices[place])
-        file = int(np.searchsorted(self._ends, position, side="right"))
-        first = int(self._ends[file - 1]) if file else 0
-        return f"{self._files[file]}/{position - first}"
+            return self._named(np.arange(*index.indices(len(self))))
+        return self._named(np.array([range(len(self))[index]]))[0]
+
+    def _named(self, places: np.ndarray) -> list[str]:
+        positions = places if self._indices is None else self._indices[places]
+        files = np.searchsorted(self._ends, positions, side="right")
+        firsts = np.concatenate([[0], self._ends[:-1]])[files]
+        numbers = (positions - firsts).tolist()
+        return [f"{self._files[file]}/{number}" for file, number in zip(files.tolist(), numbers, strict=True)]
 
 
 class SelectedNames(Sequence[str]):

@@ -27,6 +27,7 @@ from psm.data.shard_files import is_shards
 from psm.data.splits import limit_indices
 from psm.utils.devices import num_cores
 
+NAMES_AT_ONCE = 4096
 _SAMPLE = 64  # images of a loaded data set that its fingerprint depends on
 
 Read = Callable[[np.ndarray], tuple[np.ndarray, list[Failure]]]
@@ -53,6 +54,14 @@ class ImageStream:
     def path(self, index: int) -> str:
         """The image's path relative to the data, as printable text."""
         return printable(self.names[index])
+
+    def paths(self, rows: np.ndarray) -> Iterator[str]:
+        """Paths of images (N,) in ascending order; many at a time, which is faster than one by one."""
+        for some in np.array_split(rows, max(1, -(-len(rows) // NAMES_AT_ONCE))):
+            if len(some) and some[-1] - some[0] == len(some) - 1:
+                yield from map(printable, self.names[int(some[0]) : int(some[-1]) + 1])
+            else:
+                yield from map(self.path, some.tolist())
 
 
 @dataclass(frozen=True)

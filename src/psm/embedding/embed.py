@@ -215,7 +215,7 @@ def write_file(out: Path, stream: ImageStream, work: PartialRows, about: dict[st
     readable = np.ones(len(stream), dtype=bool)
     readable[[index for index, _ in work.failures]] = False
     rows, embeddings = np.flatnonzero(readable), work.embeddings()
-    paths = FileNames(stream.path(row) for row in rows.tolist())
+    paths = FileNames(stream.paths(rows))
     about = about | {
         "count": len(rows),
         "unreadable": len(work.failures) + len(stream.left_out),
