@@ -55,7 +55,8 @@ def candidates(line: str, commands: Iterable[str]) -> list[str]:
     key, equals, value = word.partition("=")
     if equals:
         return [f"{key}={found}" for found in _values(name, key, value, table)]
-    free = [one for one in table if f"{one}=" not in "".join(f"{part.partition('=')[0]}= " for part in given)]
+    set_already = {part.partition("=")[0] for part in given}
+    free = [one for one in table if one not in set_already]
     found = [*_words(name, given), *(f"{one}=" for one in (*free, "config")), "--help"]
     return _starting(word, found) or _paths(word)
 

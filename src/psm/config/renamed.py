@@ -1,4 +1,7 @@
-"""Keys of version 0.1 whose meaning is the same under another name."""
+"""Keys of version 0.1 whose meaning is the same under another name.
+
+Those of open groups (`negatives.a`, ...) are not among them: a plugin's part may have a setting of that name.
+"""
 
 from collections.abc import Container
 
@@ -15,10 +18,6 @@ RENAMED = {
     "views.solarise": "views.solarize",
     "heads.hidden": "heads.hidden_dim",
     "heads.out": "heads.out_dim",
-    "negatives.a": "sampler.a",
-    "negatives.tau": "weighting.tau",
-    "negatives.alpha": "weighting.alpha",
-    "negatives.beta": "weighting.beta",
     "bank.own": "bank.allow_self",
     "topology.momentum": "target.momentum",
     "topology.predictor": "predictor.enabled",
