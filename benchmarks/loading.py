@@ -1,12 +1,13 @@
 """Times the ways to read images: decoded and cropped to 224 pixels, beside torchvision, webdataset and datasets.
 
-    python benchmarks/loading.py [--images FOLDER] [--count 1500] [--files 100000]
+    python benchmarks/loading.py IMAGES [--count 3000] [--files 100000]
 
-All read the same JPEG files (made here unless a folder is given), in two worker processes, in turns within one run, and
-make one random crop of 224 pixels an image: psm from shards, from whole images in its cache and from squares in its
-cache; torchvision's ImageFolder, webdataset's own loader and Hugging Face datasets with torchvision's RandomResizedCrop
-in a torch DataLoader. CPU time is that of all processes: it depends less on who else uses the machine. Then: the start
-with many files, and memory and disk while shards of ten times the allowed cache are read from a local server.
+IMAGES is a folder of real images; copies of them, enlarged to 320 - 500 pixels, are what is read. All read the same
+JPEG files by two workers, in turns within one run, and make one random crop of 224 pixels an image: psm from shards
+(with simplejpeg and with Pillow), from whole images in its cache and from squares in its cache; torchvision's
+ImageFolder, webdataset's own loader and Hugging Face datasets with torchvision's RandomResizedCrop in a torch
+DataLoader. CPU time is that of all processes: it depends less on who else uses the machine. Then: the start with many
+files, and memory and disk while shards of ten times the allowed cache are read from a local server.
 """
 
 import argparse
@@ -30,7 +31,7 @@ import torch
 from PIL import Image
 
 from psm.config.schema import ImagesConfig, ViewsConfig
-from psm.data import load_dataset
+from psm.data import decode, load_dataset
 from psm.data.loader import BatchLoader
 from psm.data.shard_writer import write_shards
 from psm.data.stream_loader import StreamLoader
@@ -40,13 +41,13 @@ from psm.views.transform import Views
 from turns import in_turns, keep, shown, spread
 
 SIZE, BATCH, WORKERS = 224, 64, 2
-OTHERS = ("torchvision", "webdataset", "datasets")
+NOISE = 18.0  # standard deviation of the noise: files of half a byte a pixel, as those of ImageNet
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--images", type=Path, help="folder of class folders of JPEG files; none: made here")
-    parser.add_argument("--count", type=int, default=1500, help="images to make, 500 x 375 pixels")
+    parser.add_argument("images", type=Path, help="folder of real images, of any size")
+    parser.add_argument("--count", type=int, default=3000, help="enlarged images to make of them")
     parser.add_argument("--turns", type=int, default=5, help="turns that are counted, after one that is not")
     parser.add_argument("--files", type=int, default=100_000, help="files of the start")
     parser.add_argument("--only", choices=("rates", "start", "memory"), help="one part of it")
@@ -61,16 +62,20 @@ def main() -> None:
                 keep(f"loading-{name}", part())
 
 
-def make_images(folder: Path, count: int) -> Path:
-    """JPEG files of 500 x 375 pixels, as large (about 100 KB) and as rich in detail as photographs, in ten classes."""
+def make_images(source: Path, folder: Path, count: int) -> Path:
+    """Real images enlarged to 320 - 500 pixels, as heavy as photographs: quality 90, noise of a camera at night.
+
+    Without the noise an enlarged image has a third of a photograph's bytes and is decoded faster.
+    """
     random = np.random.default_rng(0)
-    grid = [np.array(Image.fromarray(random.integers(0, 256, (n, n, 3), dtype=np.uint8)).resize((500, 375), 3), float)
-            for n in (4, 12, 40, 120, 120) for _ in range(4)]  # fmt: skip
+    files = sorted(file for file in source.rglob("*") if file.suffix.lower() in (".jpeg", ".jpg", ".png"))
     for number in range(count):
-        layers = [grid[4 * level + random.integers(4)] for level in range(5)]
-        pixels = sum(weight * layer for weight, layer in zip((0.35, 0.3, 0.2, 0.15), layers, strict=False))
-        pixels = np.roll(pixels, random.integers(500), 1) + random.normal(0, 6, pixels.shape)
-        path = folder / f"class{number % 10}" / f"{number:06}.jpg"
+        longer = int(random.integers(320, 501))
+        sides = (longer, round(longer * random.uniform(2 / 3, 1)))
+        with Image.open(files[number * len(files) // count]) as image:
+            pixels = np.asarray(image.convert("RGB").resize(sides[:: random.choice([1, -1])], 3), float)
+        pixels = pixels + random.normal(0, NOISE, pixels.shape)
+        path = folder / f"class{number * 10 // count}" / f"{number:06}.jpg"
         path.parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray(np.clip(pixels, 0, 255).astype(np.uint8)).save(path, quality=90)
     return folder
@@ -90,13 +95,22 @@ def psm_crops(images: object, batch_size: int = BATCH, workers: int = WORKERS) -
     return sum(batch.ids.numel() for batch in loader)
 
 
+def without_simplejpeg(work: Callable[[], int]) -> int:
+    """What a user has who installed psm without the extra for JPEG files."""
+    module, decode.simplejpeg = decode.simplejpeg, None
+    try:
+        return work()
+    finally:
+        decode.simplejpeg = module
+
+
 def psm_squares(images: object) -> int:
     """Read squares and let the views crop them, with colors and normalization: what a training step does."""
     settings = ViewsConfig(size=SIZE, crop_scale=[0.08, 1.0], preset="small")
     views = Views(settings, images.shape[-1], (0.5,) * 3, (0.2,) * 3)
     torch.set_num_threads(WORKERS)
     count = 0
-    for batch in BatchLoader(images, BATCH, 0):
+    for batch in BatchLoader(images, BATCH, 0, workers=WORKERS):
         views.apply(batch.images, views.sample_params(BATCH, generator(0, "views", batch.step), views=1))
         count += len(batch.ids)
     torch.set_num_threads(1)
@@ -134,6 +148,7 @@ def contenders(folder: Path, root: Path) -> dict[str, Callable[[], int]]:
     found = {
         "psm: JPEG files into the cache": into_cache,
         "psm: shards": lambda: psm_crops(streamed.streamed),
+        "psm: shards, Pillow alone": lambda: without_simplejpeg(lambda: psm_crops(streamed.streamed)),
         "psm: cache, whole images": lambda: psm_crops(whole.streamed),
         "psm: cache, squares (colors too)": lambda: psm_squares(squares),
     }
@@ -179,7 +194,7 @@ def cpu_seconds() -> float:
 
 def rates(folder: Path, arguments: argparse.Namespace) -> list[dict]:
     """Images a second and CPU time an image, of every contender in turns."""
-    root = arguments.images or make_images(folder / "images", arguments.count)
+    root = make_images(arguments.images, folder / "images", arguments.count)
     cpu: dict[str, list[float]] = {}
 
     def measured(name: str, work: Callable[[], int]) -> float:
@@ -246,7 +261,7 @@ def serving(folder: Path) -> Iterator[str]:
 
 def memory(folder: Path, arguments: argparse.Namespace) -> list[dict]:
     """Memory and disk while one epoch is read from shards of ten times the allowed cache."""
-    root = arguments.images or make_images(folder / "images", arguments.count)
+    root = make_images(arguments.images, folder / "images", arguments.count)
     total = sum(file.stat().st_size for file in root.rglob("*.*"))
     written = write_shards(str(root), str(folder / "web" / "%06d.tar"), ImagesConfig(), total / 160, progress=False)
     last = len(written.files) - 1

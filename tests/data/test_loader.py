@@ -1,7 +1,9 @@
 """Batches: their order follows from seed and step, and they are taken where the images are."""
 
+import threading
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -54,3 +56,30 @@ def test_images_live_on_the_device_when_they_fit_in_half_of_it(free: Any, monkey
         assert one.step == other.step
         assert torch.equal(one.ids, other.ids)
         assert torch.equal(one.images, other.images)
+
+
+class OnDisk:
+    """Pixels that are read by index, and notes who reads them."""
+
+    def __init__(self, pixels: np.ndarray) -> None:
+        self.pixels, self.shape, self.dtype = pixels, pixels.shape, pixels.dtype
+        self.readers: list[threading.Thread] = []
+
+    def __len__(self) -> int:
+        return len(self.pixels)
+
+    def __getitem__(self, index: int) -> np.ndarray:
+        self.readers.append(threading.current_thread())
+        return self.pixels[index]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_images_that_stay_on_disk_are_read_ahead_by_threads(workers: int) -> None:
+    pixels = OnDisk(np.asarray(images(40).take(torch.arange(40))))
+    mapped = BatchLoader(ImageStore(pixels), 8, seed=3, step=lambda: 1, workers=workers)
+    held = BatchLoader(ImageStore(pixels.pixels), 8, seed=3, step=lambda: 1)
+    for one, other in zip(mapped, held, strict=True):
+        assert one.step == other.step
+        assert torch.equal(one.ids, other.ids)
+        assert torch.equal(one.images, other.images)
+    assert (threading.main_thread() in pixels.readers) == (workers == 0)

@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 
 from psm.config.schema import ImagesConfig, ViewsConfig
-from psm.data import decode, load_dataset
+from psm.data import decode, load_dataset, stream_loader
 from psm.data.decode import decode_crops, decode_whole
 from psm.data.loader import BatchLoader
 from psm.data.stream_loader import StreamLoader
@@ -79,6 +79,17 @@ def test_crops_are_of_the_whole_image_in_the_order_of_squares(folder: Any) -> No
         for batch, part in zip(batches, loader(data, world=2, rank=rank, workers=1), strict=True):
             assert torch.equal(part.images, batch.images[:, 4 * rank : 4 * rank + 4])
     assert torch.equal(next(iter(loader(data, step=1))).images, batches[1].images)
+
+
+def test_what_is_decoded_is_cropped_by_threads_and_sent_to_no_process(
+    folder: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = read(folder)
+    alone = list(loader(data))
+    monkeypatch.setattr(stream_loader, "DataLoader", None)
+    for batch, other in zip(loader(data, workers=2), alone, strict=True):
+        assert torch.equal(batch.ids, other.ids)
+        assert torch.equal(batch.images, other.images)
 
 
 def test_a_selection_is_cropped_too(folder: Any) -> None:

@@ -8,9 +8,11 @@ from torch import Tensor
 
 from psm.data.dataset import ImageStore
 from psm.utils import devices
+from psm.utils.ahead import ahead
 from psm.utils.seeding import generator
 
 DEVICE_MEMORY_FRACTION = 0.5  # of the device's free memory that a data set may take
+AHEAD = 2  # batches that are read ahead
 MAPPED_ROWS = 4096  # images of a mapped set that are copied to a device at a time
 
 
@@ -47,7 +49,7 @@ class BatchLoader:
 
     The batch size is global and each process takes its slice, so the order does not depend on the number of
     processes. An epoch leaves out the images that do not fill its last batch, different ones each time. Images that
-    fit on the device are kept there.
+    fit on the device are kept there; mapped ones that do not are read some batches ahead by threads.
     """
 
     def __init__(
@@ -59,6 +61,7 @@ class BatchLoader:
         rank: int = 0,
         world: int = 1,
         device: torch.device | str = "cpu",
+        workers: int = 0,
     ):
         """Prepare batches of a store.
 
@@ -70,10 +73,12 @@ class BatchLoader:
             rank: this process.
             world: number of processes.
             device: where the batches are used.
+            workers: threads that read images which stay on disk; 0: who takes the batches reads them.
         """
         if batch_size % world:
             raise ValueError(f"a global batch of {batch_size} cannot be split evenly over {world} processes")
         self.images, self.batch_size, self.seed = images, batch_size, seed
+        self.workers = workers if images.mapped else 0
         self.step, self.device = step, torch.device(device)
         self.rows = rank_slice(batch_size, rank, world)
         self.on_device = images_on_device(images, self.device)
@@ -93,9 +98,13 @@ class BatchLoader:
         order = torch.randperm(len(self.images), generator=generator(self.seed, "order", epoch))
         if self.on_device is not None:
             order = devices.to_device(order, self.device)
-        for index in range(offset, len(self)):
-            ids = order[index * self.batch_size : (index + 1) * self.batch_size][self.rows]
-            yield Batch(step, *self._take(ids))
+        batches = (
+            order[index * self.batch_size : (index + 1) * self.batch_size][self.rows]
+            for index in range(offset, len(self))
+        )
+        workers = self.workers if self.on_device is None and self.with_images else 0
+        for ids, images in ahead(self._take, batches, workers, max(AHEAD, workers)):
+            yield Batch(step, ids, images)
             step += 1
 
     def _take(self, ids: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,6 +1,6 @@
-"""Batches of crops of whole images, from shards or from the cache, made ahead of time by worker processes."""
+"""Batches of crops of whole images, made ahead of time: from shards by worker processes, from the cache by threads."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,22 +10,22 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from psm.data.crops import CropDraws
-from psm.data.loader import Batch, rank_slice
+from psm.data.loader import AHEAD, Batch, rank_slice
 from psm.data.shard_order import ShardOrder
 from psm.data.streamed import Failures, StreamedImages
 from psm.data.whole_images import RandomOrder, WholeImages
+from psm.utils.ahead import ahead
 from psm.utils.devices import num_cores
 from psm.utils.errors import UserError
 
 CropSource = StreamedImages | WholeImages
 Order = ShardOrder | RandomOrder
 
-CHUNK = 32  # images that a worker decodes at a time
-AHEAD = 2  # batches that are decoded ahead
+CHUNK = 32  # images that a worker process decodes at a time
 
 
 def decode_workers(workers: int | None, processes: int) -> int:
-    """Worker processes of one training process: as asked, or its share of this machine's cores."""
+    """Workers of one training process: as asked, or its share of this machine's cores."""
     return max(1, num_cores() // max(1, processes)) if workers is None else workers
 
 
@@ -38,7 +38,7 @@ class _Task:
     shards: np.ndarray  # whose images may stand in for unreadable ones
 
 
-_Decoded = tuple[Tensor, Tensor, Failures] | str  # crops (B, V, 3, S, S), ids (B,), failures; or a user's error
+_Decoded = tuple[Tensor, Tensor, Failures] | str  # crops (V, B, 3, S, S), ids (B,), failures; or a user's error
 
 
 class _Decoder(Dataset):
@@ -88,7 +88,7 @@ class StreamLoader:
             rank: this process.
             world: number of processes.
             device: where the batches are used.
-            workers: processes that decode; 0: this one does.
+            workers: processes that decode, or threads that crop what is decoded; 0: this one does.
         """
         if batch_size % world:
             raise ValueError(f"a global batch of {batch_size} cannot be split evenly over {world} processes")
@@ -123,17 +123,20 @@ class StreamLoader:
         finally:
             self.images.close()
 
-    def _decoded(self, tasks: Iterator[_Task], chunks: int) -> DataLoader:
+    def _decoded(self, tasks: Iterator[_Task], chunks: int) -> Iterable[_Decoded]:
         """The results of tasks in their order, some batches ahead of who takes them."""
+        decoder = _Decoder(self.images, self.size)
+        if self.images.decoded:  # cropping releases the interpreter's lock, and nothing has to be sent
+            return ahead(decoder.__getitem__, tasks, self.workers, max(AHEAD, self.workers))
         options: dict[str, Any] = {"generator": torch.Generator()}  # so that nothing is drawn from torch's own
         if self.workers:
             options |= {"num_workers": self.workers, "prefetch_factor": max(2, -(-AHEAD * chunks // self.workers))}
-        return DataLoader(_Decoder(self.images, self.size), batch_size=None, sampler=tasks, **options)
+        return DataLoader(decoder, batch_size=None, sampler=tasks, **options)
 
     def _chunks(self) -> list[slice]:
-        """Slices of this process's rows that one worker decodes."""
+        """Slices of this process's rows that one worker decodes: all of them where workers are threads."""
         count = self.rows.stop - self.rows.start
-        size = min(CHUNK, -(-count // max(1, self.workers)))
+        size = count if self.images.decoded else min(CHUNK, -(-count // max(1, self.workers)))
         return [slice(first, min(first + size, count)) for first in range(0, count, size)]
 
     def _tasks(self, order: Order, index: int, step: int, chunks: Sequence[slice]) -> Iterator[_Task]:
@@ -148,21 +151,23 @@ class StreamLoader:
         """A batch from what workers made of its chunks; in pinned memory where it is to be copied to a GPU."""
         failures = Failures()
         pinned = self.device.type == "cuda"
-        count = chunks[-1].stop
-        ids = torch.empty(count, dtype=torch.int64, pin_memory=pinned)
-        crops: Tensor | None = None
-        for chunk, part in zip(chunks, parts, strict=True):
+        decoded: list[tuple[Tensor, Tensor]] = []
+        for part in parts:
             if isinstance(part, str):
                 raise UserError(part)
-            pixels, ids[chunk], failed = part
-            if crops is None:
-                shape = (pixels.shape[1], count, *pixels.shape[2:])
-                crops = torch.empty(shape, dtype=torch.uint8, pin_memory=pinned)
-            crops[:, chunk] = pixels.transpose(0, 1)
+            *tensors, failed = part
+            decoded.append((tensors[0], tensors[1]))
             failures.images.update(failed.images)
             failures.shards.update(failed.shards)
         self.images.report(failures)
-        assert crops is not None
+        if len(decoded) == 1 and not pinned:
+            ((crops, ids),) = decoded
+            return Batch(step, ids, crops)
+        views, _, *shape = decoded[0][0].shape
+        crops = torch.empty((views, chunks[-1].stop, *shape), dtype=torch.uint8, pin_memory=pinned)
+        ids = torch.empty(chunks[-1].stop, dtype=torch.int64, pin_memory=pinned)
+        for chunk, (some_crops, some_ids) in zip(chunks, decoded, strict=True):
+            crops[:, chunk], ids[chunk] = some_crops, some_ids
         return Batch(step, ids, crops)
 
     def state_dict(self) -> dict[str, Any]:

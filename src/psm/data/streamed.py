@@ -53,6 +53,7 @@ class StreamedImages:
     """
 
     dtype = np.dtype(np.uint8)
+    decoded = False
 
     def __init__(
         self,
@@ -173,17 +174,17 @@ class StreamedImages:
             window: the shards whose images may stand in for unreadable ones.
 
         Returns:
-            Crops uint8 (B, V, 3, size, size), the ids of the images that they are of, and what could not be read.
+            Crops uint8 (V, B, 3, size, size), the ids of the images that they are of, and what could not be read.
         """
         failures, used = Failures(), ids.copy()
-        batch = np.empty((len(ids), len(draws.scale), 3, size, size), dtype=np.uint8)
+        batch = np.empty((len(draws.scale), len(ids), 3, size, size), dtype=np.uint8)
         with decode.quiet_pillow():
             for row, index in enumerate(ids.tolist()):
 
                 def crop(content: bytes, row: int = row) -> np.ndarray:
                     return decode.decode_crops(content, lambda height, width: draws.boxes(row, height, width), size)
 
-                batch[row], used[row] = self._read(index, crop, window, failures)
+                batch[:, row], used[row] = self._read(index, crop, window, failures)
         return batch, used, failures
 
     def header_sides(self, most: int) -> list[int]:

@@ -40,6 +40,7 @@ class WholeImages:
     """Whole images as center squares uint8 (N, 3, size, size); ``crops`` gives parts of the whole images instead."""
 
     dtype = np.dtype(np.uint8)
+    decoded = True
 
     def __init__(self, images: CachedWhole, size: int, rows: np.ndarray | None = None):
         """Wrap images.
@@ -88,12 +89,12 @@ class WholeImages:
     def crops(
         self, ids: np.ndarray, draws: CropDraws, size: int, shards: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, Failures]:
-        """Crops uint8 (B, V, 3, size, size) of whole images, their ids, and no failures."""
-        batch = np.empty((len(ids), len(draws.scale), 3, size, size), dtype=np.uint8)
+        """Crops uint8 (V, B, 3, size, size) of whole images, their ids, and no failures."""
+        batch = np.empty((len(draws.scale), len(ids), 3, size, size), dtype=np.uint8)
         for row, index in enumerate(ids.tolist()):
             image = self.whole(index)
             for view, box in enumerate(draws.boxes(row, *image.shape[:2])):
-                batch[row, view] = resized_box(image, box, size)
+                batch[view, row] = resized_box(image, box, size)
         return batch, ids, Failures()
 
     @property

@@ -143,6 +143,7 @@ class RunModule(lightning.LightningModule):
 
     def train_dataloader(self) -> BatchLoader | StreamLoader:
         trainer = self.trainer
+        workers = decode_workers(self.config.images.workers, trainer.world_size // trainer.num_nodes)
         if self.images.streamed is not None:
             return StreamLoader(
                 self.images.streamed,
@@ -154,7 +155,7 @@ class RunModule(lightning.LightningModule):
                 rank=trainer.global_rank,
                 world=trainer.world_size,
                 device=trainer.strategy.root_device,
-                workers=decode_workers(self.config.images.workers, trainer.world_size // trainer.num_nodes),
+                workers=workers,
             )
         return BatchLoader(
             self.images,
@@ -164,6 +165,7 @@ class RunModule(lightning.LightningModule):
             rank=trainer.global_rank,
             world=trainer.world_size,
             device=trainer.strategy.root_device,
+            workers=workers,
         )
 
     def view_params(self, step: int, device: torch.device | str) -> AugmentParams:
