@@ -251,6 +251,17 @@ def test_work_begun_with_other_weights_images_or_settings_is_not_continued(
     np.testing.assert_allclose(read_table(out).embeddings, by_hand(other, folder, NAMES), atol=1e-4)
 
 
+def test_no_batch_waits_for_the_disk(run: Any, folder: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fsync, synced = os.fsync, []
+    monkeypatch.setattr(os, "fsync", lambda file: (synced.append(file), fsync(file)))
+    counts = []
+    for batch_size in (1, 18):
+        embed(run, folder, tmp_path / "features.npy", batch_size=batch_size, overwrite=True)
+        counts.append(len(synced))
+        synced.clear()
+    assert counts[0] == counts[1] > 0
+
+
 def test_data_without_files_and_datasets(run: Any, tmp_path: Path) -> None:
     assert embed(run, "shapes", tmp_path / "f.npy", images={"limit": 30}).rows == 30
     with (tmp_path / "f.npy.names.csv").open() as file:

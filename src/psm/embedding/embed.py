@@ -17,13 +17,14 @@ from psm.config import merge as settings
 from psm.config.embed import EmbedConfig, EveryImageConfig
 from psm.config.stored import training_config
 from psm.data import ImageDataset
+from psm.data.cache import Failure
 from psm.data.from_torch import from_torch
 from psm.data.names import FileNames, printable
 from psm.data.stream import ImageStream, image_stream
 from psm.embedding.encoder import LoadedEncoder, open_encoder
 from psm.embedding.formats import find_format, read_table
+from psm.embedding.overlap import read_ahead, write_behind
 from psm.embedding.partial import PartialRows, partial_rows
-from psm.embedding.read_ahead import read_ahead
 from psm.embedding.table import Table, checksum
 from psm.utils.errors import UserError
 from psm.utils.files import output_file, replaced_atomically, write_text_atomically
@@ -55,7 +56,8 @@ def embed(
 ) -> Embedding:
     """Write the embedding of every image of a data set to a file.
 
-    >>> psm.embed("runs/a", "photos", "features.parquet", dtype="float16")  # doctest: +SKIP
+    Examples:
+        >>> psm.embed("runs/a", "photos", "features.parquet", dtype="float16")  # doctest: +SKIP
 
     Args:
         checkpoint: run folder, checkpoint (.ckpt) or encoder (.safetensors).
@@ -151,18 +153,25 @@ def check_out(config: EmbedConfig) -> Path:
 
 
 def compute(encoder: LoadedEncoder, stream: ImageStream, work: PartialRows, config: EmbedConfig) -> None:
-    """Embed the images that are not done yet: later batches are decoded while the encoder computes."""
+    """Embed the images that are not done yet: while the encoder computes, later batches are decoded and the one before
+    is written.
+    """
+
+    def write(embeddings: torch.Tensor, images: int, failures: list[Failure]) -> None:
+        if config.normalize:
+            embeddings = normalize(embeddings, dim=1)
+        work.append(_as_type(embeddings, work.dtype), images, failures)
+        done(work.images)
+
     starts = range(work.images, len(stream), config.batch_size)
     batches = (np.arange(start, min(start + config.batch_size, len(stream))) for start in starts)
-    with counting_images("embedding", len(stream), config.progress, work.images) as done:
+    shown = counting_images("embedding", len(stream), config.progress, work.images)
+    with shown as done, write_behind(write) as written:
         for indices, (pixels, failures) in read_ahead(stream.read, batches, AHEAD):
             embeddings = torch.empty(0, work.width)
             if len(pixels):
                 embeddings = encoder.embed(torch.from_numpy(pixels), config.batch_size)
-            if config.normalize:
-                embeddings = normalize(embeddings, dim=1)
-            work.append(_as_type(embeddings, work.dtype), len(indices), failures)
-            done(work.images)
+            written(embeddings, len(indices), failures)
 
 
 def _as_type(embeddings: torch.Tensor, dtype: np.dtype) -> np.ndarray:

@@ -13,7 +13,7 @@ from torch.nn.functional import normalize
 from psm.data.any_image import several, square_pixels
 from psm.data.decode import quiet_pillow
 from psm.embedding.encoder import LoadedEncoder, open_encoder
-from psm.embedding.read_ahead import read_ahead
+from psm.embedding.overlap import read_ahead
 from psm.utils.devices import num_cores
 from psm.utils.errors import UserError
 
@@ -38,8 +38,9 @@ AHEAD = 2  # batches that are read while the encoder computes
 class Embedder(TransformerMixin, BaseEstimator):
     """Images to embeddings by a trained encoder, for `sklearn.pipeline.Pipeline` and other people's code.
 
-    >>> classifier = make_pipeline(psm.Embedder("runs/a"), LogisticRegression())  # doctest: +SKIP
-    >>> classifier.fit(["cat/1.jpg", "dog/1.jpg"], ["cat", "dog"])  # doctest: +SKIP
+    Examples:
+        >>> classifier = make_pipeline(psm.Embedder("runs/a"), LogisticRegression())  # doctest: +SKIP
+        >>> classifier.fit(["cat/1.jpg", "dog/1.jpg"], ["cat", "dog"])  # doctest: +SKIP
 
     An image is a path, a PIL image, a tensor (C, H, W) or (H, W), or an array (H, W), (H, W, C) or (C, H, W), uint8 or
     float in [0, 1]. Nothing is fitted: the encoder is loaded when it is first used, in each process by its path.

@@ -17,9 +17,10 @@ from psm.utils.errors import UserError
 class ImageIndex:
     """The images of a file that `psm embed` wrote, searched by cosine similarity.
 
-    >>> index = psm.ImageIndex("features.parquet")  # doctest: +SKIP
-    >>> similarity, rows = index.search(psm.Embedder("runs/a").transform(["photo.jpg"]), k=5)  # doctest: +SKIP
-    >>> [index.paths[row] for row in rows[0]]  # doctest: +SKIP
+    Examples:
+        >>> index = psm.ImageIndex("features.parquet")  # doctest: +SKIP
+        >>> similarity, rows = index.search(psm.Embedder("runs/a").transform(["photo.jpg"]), k=5)  # doctest: +SKIP
+        >>> [index.paths[row] for row in rows[0]]  # doctest: +SKIP
     """
 
     def __init__(self, features: str | Path, index: str = "exact", probes: int = 32):

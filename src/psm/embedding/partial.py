@@ -1,8 +1,8 @@
-"""Embeddings in the making, in a folder beside the file that they will be: a process that is killed loses one batch.
+"""Embeddings in the making, in a folder beside the file that they will be: a process that is killed loses two batches.
 
 The folder holds ``about.json`` (what is computed of what), ``rows.bin`` (the embeddings so far) and ``batches.jsonl``,
-a line for each batch with the checksum of its rows. A batch counts when its line is complete; work that is continued is
-compared with the checksums first.
+a line for each batch with the checksum of its rows. A batch counts when its line is complete and its rows have that
+checksum, which is compared when work is continued; so nobody waits for the disk after each batch.
 """
 
 import json
@@ -46,7 +46,7 @@ class PartialRows:
         with (self.folder / ROWS).open("ab") as file:
             file.write(content.data)
         record = {"images": images, "rows": len(content), "rows_crc32": zlib.crc32(content.data), "failures": failures}
-        append_line(self.folder / BATCHES, record)
+        append_line(self.folder / BATCHES, record, sync=False)
         self._count(record)
 
     def embeddings(self) -> np.ndarray:

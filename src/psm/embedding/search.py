@@ -68,7 +68,8 @@ def search(
 ) -> list[QueryResult]:
     """Find the images that are most like a query.
 
-    >>> psm.search("features.parquet", "photo.jpg", k=5)[0].matches  # doctest: +SKIP
+    Examples:
+        >>> psm.search("features.parquet", "photo.jpg", k=5)[0].matches  # doctest: +SKIP
 
     Args:
         features: file that `psm embed` wrote.

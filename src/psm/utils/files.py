@@ -139,16 +139,22 @@ def move_into_place(path: Path, target: Path) -> None:
         shutil.rmtree(replaced, ignore_errors=True)
 
 
-def remove_temporary_files(folder: Path) -> None:
-    """Remove the temporary files and folders of writes that were killed, in a folder and below."""
-    for path in list(folder.rglob(f"{TEMPORARY_PREFIX}*")):
+def remove_temporary_files(folder: Path, below: bool = True) -> None:
+    """Remove the temporary files and folders of writes that were killed, in a folder and, where wanted, below."""
+    find = folder.rglob if below else folder.glob
+    for path in list(find(f"{TEMPORARY_PREFIX}*")):
         shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
 
 
-def append_line(path: Path, record: dict[str, Any]) -> None:
+def append_line(path: Path, record: dict[str, Any], sync: bool = True) -> None:
     """Append a record to a file of JSON lines, with its checksum. What a kill left of a last line is removed.
 
     Raises ``ResourceError`` if the disk is full; the file is then as it was.
+
+    Args:
+        path: the file.
+        record: what JSON can hold.
+        sync: wait until the disk has it, as a power cut would ask for; a kill of the process does not.
     """
     line, existed = _line(record).encode(), path.exists()
     try:
@@ -159,7 +165,8 @@ def append_line(path: Path, record: dict[str, Any]) -> None:
                 written = 0
                 while written < len(line):
                     written += file.write(line[written:])
-                os.fsync(file.fileno())
+                if sync:
+                    os.fsync(file.fileno())
             except OSError:
                 file.truncate(size)
                 if not existed:
