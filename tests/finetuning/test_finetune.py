@@ -13,11 +13,12 @@ from torch import nn
 import psm
 from helpers import SMALL as PRETRAINING
 from helpers import run_psm, save_images, save_untrained_encoder
+from psm.config.finetune import FinetuneConfig
 from psm.config.schema import ImagesConfig
 from psm.data import ImageDataset, ImageStore, load_dataset
 from psm.finetuning.layers import layer_scales
 from psm.finetuning.module import FinetuneModule
-from psm.finetuning.resolve import split_validation
+from psm.finetuning.resolve import resolve, split_validation
 from psm.models.factory import create_encoder
 from psm.models.init_weights import read_initial_weights
 from psm.reporting.run_page import write_page
@@ -140,6 +141,20 @@ def test_validation_images_are_a_part_of_every_class_and_train_nothing(data: Ima
     assert parts.validation.labels.bincount().tolist() == [2] * 10  # a quarter of ten images, rounded to even
     single = ImageStore(data.train.take(torch.arange(3)), torch.tensor([0, 1, 2]))
     assert split_validation(single, 0.25).validation is None
+
+
+def test_precision_is_chosen_by_the_device_as_in_pretraining(
+    data: ImageDataset, run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: True)
+    info = psm.load_encoder(run).info
+    for config, precision in (
+        (FinetuneConfig(data="shapes"), "bf16-mixed"),
+        (FinetuneConfig(data="shapes", accelerator="cpu"), "32-true"),
+        (FinetuneConfig(data="shapes", precision="16-mixed"), "16-mixed"),
+    ):
+        assert resolve(config, data, info).precision == precision
 
 
 def test_without_validation_the_last_epoch_is_kept(tmp_path: Path, run: Any, data: ImageDataset) -> None:

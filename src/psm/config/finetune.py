@@ -1,9 +1,10 @@
 """The settings of `psm finetune` and `psm predict`. Imports nothing heavy."""
 
 from dataclasses import dataclass
-from typing import Any, Generic, Never
+from typing import Generic, Never
 
 from psm.config.keys import Unset, key
+from psm.config.run_keys import RunKeys
 from psm.config.schema import ImagesConfig, OptimConfig, SaveConfig
 
 
@@ -68,8 +69,8 @@ class LogConfig:
 
 
 @dataclass
-class FinetuneSettings(Generic[Unset]):
-    """Every setting of fine-tuning, both as users give them and as a run has them."""
+class FinetuneSubject(Generic[Unset]):
+    """What is trained on what, and for how long."""
 
     out: str = key("", "run folder to write (needed)")
     checkpoint: str = key(
@@ -100,34 +101,12 @@ class FinetuneSettings(Generic[Unset]):
     )
     epochs: int = key(30, "how often the images are seen", at_least=1)
     batch_size: int = key(64, "images a step over all devices together", at_least=2)
-    seed: int = key(0, "decides every random draw")
-    resume: str = key(
-        "false", "true: continue the run in out; auto: or start it if out is new or empty; or a snapshot, epoch-0010"
-    )
-    overwrite: str = key(
-        "false",
-        "true: move the run in out aside, to out.replaced-1; delete: remove it",
-        choices=("false", "true", "delete"),
-    )
-    accelerator: str = key("auto", "Lightning's: auto, cpu, gpu, mps, tpu")
-    devices: str = key("auto", "Lightning's: auto or a number (auto on a CPU: 1)")
-    num_nodes: int = key(1, "machines that train together", at_least=1)
-    strategy: str = key("auto", "Lightning's: auto, ddp, ddp_spawn, ...")
-    ddp: dict[str, Any] = key(
-        dict, "arguments of Lightning's DDPStrategy; ddp.timeout: seconds that processes wait for each other (1800)"
-    )
-    precision: str = key("32-true", "Lightning's: 32-true, bf16-mixed, 16-mixed, ...")
-    sync_batchnorm: bool = key(True, "batch norm over all devices' images, so that their number changes nothing")
-    channels_last: bool | None = key(None, "memory layout of convolutions; none: where it was measured to be faster")
-    loggers: dict[str, Any] = key(
-        dict,
-        "beside metrics.jsonl: [csv,wandb] of tensorboard, csv, wandb, mlflow, module.Class; their arguments as "
-        "loggers.wandb.project=NAME",
-        named=True,
-    )
-    callbacks: list[str] = key([], "Lightning callbacks, each as module.Class without arguments, written [a.B,c.D]")
-    progress: bool = key(True, "show a progress bar")
-    trainer: dict[str, Any] = key(dict, "anything else for Lightning's Trainer, for example trainer.deterministic=true")
+
+
+@dataclass
+class FinetuneSettings(RunKeys, FinetuneSubject[Unset], Generic[Unset]):  # keys of the last class are listed first
+    """Every setting of fine-tuning, both as users give them and as a run has them."""
+
     images: ImagesConfig[Unset] = key(ImagesConfig, "")
     views: FinetuneViewsConfig = key(FinetuneViewsConfig, "")
     optim: FinetuneOptimConfig[Unset] = key(FinetuneOptimConfig, "")

@@ -15,6 +15,7 @@ from psm.config.evaluation import (
     RetrievalConfig,
 )
 from psm.config.keys import Unset, key
+from psm.config.run_keys import RunKeys
 
 # Groups of keys that describe a method; `psm.methods.MethodSpec` has the same.
 METHOD_GROUPS = (
@@ -87,7 +88,7 @@ class ImagesConfig(Generic[Unset]):
     shard_cache: float | None = key(None, "shards: GB of disk for copies of remote ones; none: 20", above=0)
     workers: int | None = key(
         None,
-        "shards, whole: processes that crop for each device; none: its share of this machine's cores",
+        "processes (shards) or threads (cache) that read ahead for a device; none: its share of the cores",
         at_least=0,
     )
 
@@ -206,8 +207,8 @@ class SaveConfig:
 
 
 @dataclass
-class PretrainSettings(Generic[Unset]):
-    """Every setting of pretraining, both as users give them and as a run has them."""
+class PretrainSubject:
+    """What is trained on what, and for how long."""
 
     out: str = key("", "run folder to write (needed)")
     data: str | list[str] = key(
@@ -238,27 +239,12 @@ class PretrainSettings(Generic[Unset]):
     )
     epochs: int = key(200, "how often the images are seen", at_least=1)
     batch_size: int = key(256, "images a step over all devices together", at_least=2)
-    seed: int = key(0, "decides every random draw")
-    resume: str = key(
-        "false", "true: continue the run in out; auto: or start it if out is new or empty; or a snapshot, epoch-0010"
-    )
-    overwrite: str = key(
-        "false",
-        "true: move the run in out aside, to out.replaced-1; delete: remove it",
-        choices=("false", "true", "delete"),
-    )
-    accelerator: str = key("auto", "Lightning's: auto, cpu, gpu, mps, tpu")
-    devices: str = key("auto", "Lightning's: auto or a number (auto on a CPU: 1)")
-    num_nodes: int = key(1, "machines that train together", at_least=1)
-    strategy: str = key("auto", "Lightning's: auto, ddp, ddp_spawn, ...")
-    ddp: dict[str, Any] = key(
-        dict, "arguments of Lightning's DDPStrategy; ddp.timeout: seconds that processes wait for each other (1800)"
-    )
-    precision: str = key(
-        "auto",
-        "Lightning's: 32-true, bf16-mixed, 16-mixed, ...; auto: bf16-mixed on CUDA GPUs that have it, else 32-true",
-    )
-    sync_batchnorm: bool = key(True, "batch norm over all devices' images, so that their number changes nothing")
+
+
+@dataclass
+class PretrainSettings(RunKeys, PretrainSubject, Generic[Unset]):  # keys of the last class are listed first
+    """Every setting of pretraining, both as users give them and as a run has them."""
+
     grad_cache_chunk: int | None = key(
         None,
         "images that go through the networks at a time on a device, for batches too large for its memory",
@@ -270,17 +256,7 @@ class PretrainSettings(Generic[Unset]):
     compile_mode: str | None = key(
         None, "mode of compile=inductor: default, reduce-overhead (CUDA graphs), max-autotune, ..."
     )
-    channels_last: bool | None = key(None, "memory layout of convolutions; none: where it was measured to be faster")
-    loggers: dict[str, Any] = key(
-        dict,
-        "beside metrics.jsonl: [csv,wandb] of tensorboard, csv, wandb, mlflow, module.Class; their arguments as "
-        "loggers.wandb.project=NAME",
-        named=True,
-    )
-    callbacks: list[str] = key([], "Lightning callbacks, each as module.Class without arguments, written [a.B,c.D]")
-    progress: bool = key(True, "show a progress bar")
     plugins: list[str] = key([], "Python files or modules that register parts and methods, [my_parts.py]")
-    trainer: dict[str, Any] = key(dict, "anything else for Lightning's Trainer, for example trainer.deterministic=true")
     images: ImagesConfig[Unset] = key(ImagesConfig, "")
     views: ViewsConfig = key(ViewsConfig, "")
     heads: HeadsConfig = key(HeadsConfig, "")

@@ -13,6 +13,7 @@ from psm.data import ImageDataset, ImageStore
 from psm.data.splits import held_out_mask
 from psm.models.pretrained import EncoderInfo
 from psm.training.optim import check_optimizer
+from psm.utils.devices import resolve_precision
 from psm.utils.errors import UserError
 
 log = logging.getLogger("psm")
@@ -77,6 +78,7 @@ def resolve(config: FinetuneConfig, data: ImageDataset, info: EncoderInfo | None
         encoder=config.encoder if info is None else info.encoder,
         stem=config.stem if info is None else info.stem,
         batch_size=_batch_size(config.batch_size, len(train)),
+        precision=resolve_precision(config.precision, config.accelerator),
         images=replace(config.images, size=data.size),
         optim=replace(
             optim,

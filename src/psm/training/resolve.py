@@ -14,7 +14,7 @@ from psm.methods.spec import MethodSpec
 from psm.mining.purity import MINED
 from psm.models.factory import create_encoder
 from psm.training.optim import check_optimizer, default_lr, default_weight_decay
-from psm.utils.devices import find_precision
+from psm.utils.devices import resolve_precision
 from psm.utils.errors import UserError
 
 log = logging.getLogger("psm")
@@ -58,7 +58,7 @@ def resolve(config: PretrainConfig, data: ImageDataset) -> ResolvedPretrainConfi
         batch_size=_batch_size(config.batch_size, len(data.train)),
         optim=replace(optim, lr=default_lr(optim), weight_decay=default_weight_decay(optim, data.size)),
         images=replace(config.images, size=data.size),
-        precision=find_precision(config.accelerator) if config.precision == "auto" else config.precision,
+        precision=resolve_precision(config.precision, config.accelerator),
         **method.to_dict(),
     )
 

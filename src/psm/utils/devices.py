@@ -28,6 +28,11 @@ def find_precision(accelerator: str) -> str:
     return "bf16-mixed" if cuda and torch.cuda.is_bf16_supported(including_emulation=False) else "32-true"
 
 
+def resolve_precision(precision: str, accelerator: str) -> str:
+    """The precision that a run has: what was given, ``auto`` by the accelerator."""
+    return find_precision(accelerator) if precision == "auto" else precision
+
+
 def to_device(values: Tensor, device: torch.device) -> Tensor:
     """Copy values to the device; on CUDA by way of pinned memory, so that the copy is asynchronous."""
     if device.type == "cuda":

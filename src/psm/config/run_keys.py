@@ -1,0 +1,43 @@
+"""The keys of every command that trains: how a run is kept, where it computes, who is told. Imports nothing heavy."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from psm.config.keys import key
+
+
+@dataclass
+class RunKeys:
+    """Keys that mean the same whatever a run trains."""
+
+    seed: int = key(0, "decides every random draw")
+    resume: str = key(
+        "false", "true: continue the run in out; auto: or start it if out is new or empty; or a snapshot, epoch-0010"
+    )
+    overwrite: str = key(
+        "false",
+        "true: move the run in out aside, to out.replaced-1; delete: remove it",
+        choices=("false", "true", "delete"),
+    )
+    accelerator: str = key("auto", "Lightning's: auto, cpu, gpu, mps, tpu")
+    devices: str = key("auto", "Lightning's: auto or a number (auto on a CPU: 1)")
+    num_nodes: int = key(1, "machines that train together", at_least=1)
+    strategy: str = key("auto", "Lightning's: auto, ddp, ddp_spawn, ...")
+    ddp: dict[str, Any] = key(
+        dict, "arguments of Lightning's DDPStrategy; ddp.timeout: seconds that processes wait for each other (1800)"
+    )
+    precision: str = key(
+        "auto",
+        "Lightning's: 32-true, bf16-mixed, 16-mixed, ...; auto: bf16-mixed on CUDA GPUs that have it, else 32-true",
+    )
+    sync_batchnorm: bool = key(True, "batch norm over all devices' images, so that their number changes nothing")
+    channels_last: bool | None = key(None, "memory layout of convolutions; none: where it was measured to be faster")
+    loggers: dict[str, Any] = key(
+        dict,
+        "beside metrics.jsonl: [csv,wandb] of tensorboard, csv, wandb, mlflow, module.Class; their arguments as "
+        "loggers.wandb.project=NAME",
+        named=True,
+    )
+    callbacks: list[str] = key([], "Lightning callbacks, each as module.Class without arguments, written [a.B,c.D]")
+    progress: bool = key(True, "show a progress bar")
+    trainer: dict[str, Any] = key(dict, "anything else for Lightning's Trainer, for example trainer.deterministic=true")
