@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from psm.models.classifier import load_classifier
     from psm.models.factory import create_encoder, list_encoders
     from psm.models.pretrained import load_encoder
+    from psm.models.published import list_pretrained
     from psm.models.siamese import SiameseNetworks
     from psm.reporting.explorer import explore
     from psm.reporting.inspector import inspect
@@ -58,6 +59,7 @@ _MODULES = {
     "keep_probability": "psm.mining.pnsm",
     "list_encoders": "psm.models.factory",
     "list_methods": "psm.methods",
+    "list_pretrained": "psm.models.published",
     "load_classifier": "psm.models.classifier",
     "load_dataset": "psm.data",
     "load_encoder": "psm.models.pretrained",
@@ -95,6 +97,7 @@ __all__ = [
     "keep_probability",
     "list_encoders",
     "list_methods",
+    "list_pretrained",
     "load_classifier",
     "load_dataset",
     "load_encoder",

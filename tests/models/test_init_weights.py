@@ -172,3 +172,13 @@ def test_damaged_files(tmp_path: Path) -> None:
     for name in ("w.safetensors", "w.pth"):
         with pytest.raises(UserError, match=r"safetensors|no checkpoint"):
             read_initial_weights(tmp_path / name)
+
+
+@pytest.mark.parametrize("parts", [{}, {"state_dict": [1]}, {"state_dict": {"w": 1}, "global_step": 3}])
+def test_a_checkpoint_with_parts_missing_is_refused(parts: dict[str, Any], tmp_path: Path) -> None:
+    info = {"encoder": "tiny", "stem": "cifar", "width": 8, "size": 16, "mean": [0.5] * 3, "std": [0.2] * 3}
+    info |= {"method": "psm", "data": "shapes", "epoch": 1, "init": None}
+    described = {"config": {}, "encoder_info": info, "images": 3}
+    torch.save({"psm": described, **parts}, tmp_path / "last.ckpt")
+    with pytest.raises(UserError, match=r"last\.ckpt"):
+        read_initial_weights(tmp_path / "last.ckpt")

@@ -43,7 +43,7 @@ def install(archive: Archive, root: Path, progress: bool, download: bool = True)
 def _install(archive: Archive, root: Path, progress: bool) -> None:
     file = root / archive.file
     if file.is_file():
-        if not _matches(file, archive.checksum):
+        if not matches(file, archive.checksum):
             raise UserError(
                 f"{file} is not the published archive, its {_kind(archive.checksum)} differs; remove it to download it "
                 f"again, or replace it by {archive.url}."
@@ -91,7 +91,7 @@ def fetch(url: str, target: Path, checksum: str | None, progress: bool = True, o
             f"{url} cannot be downloaded ({reason}); try again when the network is there ({have:,} bytes are kept), "
             f"or {otherwise}."
         )
-    if checksum and not _matches(part, checksum):
+    if checksum and not matches(part, checksum):
         part.unlink()
         raise UserError(
             f"{url} arrived damaged, its {_kind(checksum)} is not {checksum.split(':')[1]}; the file was deleted, try "
@@ -131,7 +131,8 @@ def _kind(checksum: str) -> str:
     return checksum.split(":")[0]
 
 
-def _matches(file: Path, checksum: str) -> bool:
+def matches(file: Path, checksum: str) -> bool:
+    """True if a file has the checksum, "md5:..." or "sha256:..."."""
     kind, _, value = checksum.partition(":")
     with file.open("rb") as handle:
         return hashlib.file_digest(handle, lambda: hashlib.new(kind, usedforsecurity=False)).hexdigest() == value

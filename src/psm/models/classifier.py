@@ -139,8 +139,9 @@ def save_classifier(path: Path, classifier: Classifier, info: ClassifierInfo) ->
 def load_classifier(path: str | Path, module: nn.Module | None = None) -> Classifier:
     """A classifier in evaluation mode; its attribute ``info`` has classes, temperature and how images are prepared.
 
-    >>> classifier = psm.load_classifier("runs/clf")  # doctest: +SKIP
-    >>> classifier.probabilities(inputs)              # doctest: +SKIP
+    Examples:
+        >>> classifier = psm.load_classifier("runs/clf")  # doctest: +SKIP
+        >>> classifier.probabilities(inputs)              # doctest: +SKIP
 
     Args:
         path: A run folder of `psm finetune`, a classifier.safetensors or a checkpoint of such a run.

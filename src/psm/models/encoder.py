@@ -21,7 +21,8 @@ class Encoder(nn.Module):
     def preprocess(self, images: Any) -> Tensor:
         """Inputs of a trained encoder: cropped to the central square, resized and normalized as in its training.
 
-        >>> features = encoder(encoder.preprocess(["a.jpg", "b.jpg"]))  # doctest: +SKIP
+        Examples:
+            >>> features = encoder(encoder.preprocess(["a.jpg", "b.jpg"]))  # doctest: +SKIP
 
         Args:
             images: An image or several. An image is a path, a PIL image, a tensor (C, H, W) or (H, W), or an array

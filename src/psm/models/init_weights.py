@@ -16,10 +16,11 @@ from torch import Tensor, nn
 from psm.config.stored import is_finetuning
 from psm.models.encoder import unwrapped
 from psm.models.factory import CIFAR_STEM_BELOW, ENCODERS, STEMS, create_encoder
-from psm.models.pretrained import HUB_WEIGHTS, EncoderInfo, checkpoint_encoder, checksum, read_encoder
+from psm.models.pretrained import EncoderInfo, checkpoint_encoder, checksum, read_encoder
+from psm.models.published import HUB_WEIGHTS, find_published
 from psm.models.resnet import ResNet
 from psm.models.siamese import SiameseNetworks
-from psm.utils.checkpoint_file import DESCRIPTION_KEYS, load_file
+from psm.utils.checkpoint_file import is_checkpoint, load_file
 from psm.utils.errors import UserError
 from psm.utils.run_folder import RunFolder
 
@@ -27,7 +28,10 @@ HEADS = ("projector", "predictor")
 WRAPPERS = ("state_dict", "model_state_dict", "model")  # entries under which trainers save a state dict
 STEM_SIZES = {"imagenet": "7x7", "cifar": "3x3"}
 COUNTER = "num_batches_tracked"  # of batch norms; files written before torch 0.4.1 have none
-ALLOWED = "a run folder, a checkpoint, a .safetensors or a state dict of torchvision or timm (.pth, .pt)"
+ALLOWED = (
+    "a run folder, a checkpoint, a .safetensors, a state dict of torchvision or timm (.pth, .pt) or the name of a "
+    "published encoder"
+)
 
 
 @dataclass(frozen=True)
@@ -54,13 +58,16 @@ def read_initial_weights(source: str | Path) -> InitialWeights:
     source = str(source)
     path = Path(source).expanduser()
     if not path.exists():
-        raise UserError(f"init={source} does not exist: give {ALLOWED}.")
+        published = find_published(source)
+        if published is None:
+            raise UserError(f"init={source} does not exist: give {ALLOWED}.")
+        path = published
     if path.is_dir():
         path = _file_of_run(path, source)
     if path.suffix == ".safetensors":
         return _read_safetensors(path, source)
     content = load_file(path)
-    if isinstance(content, dict) and isinstance(content.get("psm"), dict) and content["psm"].keys() >= DESCRIPTION_KEYS:
+    if is_checkpoint(content):
         return _of_checkpoint(content, path, source)
     return InitialWeights(source, _state_dict(content, source))
 

@@ -14,13 +14,13 @@ from torch import Tensor, nn
 
 from psm.models.encoder import Encoder, as_encoder, unwrapped
 from psm.models.factory import ENCODERS, create_encoder
+from psm.models.published import HUB_WEIGHTS, PUBLISHED, find_published
 from psm.utils.checkpoint_file import read_checkpoint
-from psm.utils.errors import UserError
+from psm.utils.errors import UserError, did_you_mean
 from psm.utils.files import write_atomically, write_text_atomically
 from psm.utils.run_folder import RunFolder
 
 ENCODER_PREFIX = "networks.encoder."  # of the encoder's keys in the state dict of a checkpoint
-HUB_WEIGHTS = "model.safetensors"  # in a folder that `psm export format=hf` wrote
 CUSTOM = "custom"  # the name of an encoder that was given as a module
 
 
@@ -78,7 +78,7 @@ def load_encoder(path: str | Path, module: nn.Module | None = None) -> Encoder:
     """A trained encoder in evaluation mode; its attribute ``info`` says how images are prepared for it.
 
     Args:
-        path: A run folder, a checkpoint or an encoder.safetensors.
+        path: A run folder, a checkpoint, an encoder.safetensors, or the name of a published encoder.
         module: Receives the weights of a run that was given a module as its encoder.
 
     Raises:
@@ -121,10 +121,20 @@ def checkpoint_encoder(checkpoint: Mapping[str, Any], path: Path) -> tuple[Encod
 
 
 def find_encoder(path: str | Path) -> Path:
-    """The file to read: the encoder of a finished run, the last checkpoint of an unfinished one, or the file given."""
+    """The file to read: the encoder of a finished run, the last checkpoint of an unfinished one, or the file given.
+
+    What is no path may be the name of a published encoder.
+    """
     path = Path(path).expanduser()
     if not path.exists():
-        raise UserError(f"checkpoint={path} does not exist: give a run folder, a .ckpt or an encoder.safetensors.")
+        if published := find_published(str(path)):
+            return published
+        names = [row.name for row in PUBLISHED]
+        known = f", or one of the published encoders {', '.join(names)}" if names else ""
+        raise UserError(
+            f"checkpoint={path} does not exist{did_you_mean(str(path), names)}: give a run folder, a .ckpt or an "
+            f"encoder.safetensors{known}."
+        )
     if not path.is_dir():
         return path
     run = RunFolder(path)

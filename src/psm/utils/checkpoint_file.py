@@ -3,7 +3,7 @@
 import pickle
 import zipfile
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 
@@ -45,10 +45,15 @@ def _check_crc(path: str | Path) -> None:
 def read_checkpoint(path: str | Path) -> dict[str, Any]:
     """The contents of a checkpoint written by psm; any other file is a UserError."""
     checkpoint = load_file(path)
-    description = checkpoint.get("psm") if isinstance(checkpoint, dict) else None
-    if not isinstance(description, dict) or not description.keys() >= DESCRIPTION_KEYS or not _has_weights(checkpoint):
+    if not is_checkpoint(checkpoint):
         raise UserError(f"{path} is not a checkpoint written by psm: give a run folder, its checkpoint or its encoder.")
     return checkpoint
+
+
+def is_checkpoint(content: Any) -> TypeGuard[dict[str, Any]]:
+    """True for the contents of a checkpoint written by psm, with all that psm reads of it."""
+    description = content.get("psm") if isinstance(content, dict) else None
+    return isinstance(description, dict) and description.keys() >= DESCRIPTION_KEYS and _has_weights(content)
 
 
 def _has_weights(checkpoint: dict[str, Any]) -> bool:
