@@ -49,7 +49,8 @@ def explore(
 ) -> Exploration:
     """Write a page to look at a collection of images, and CSV files of duplicates, outliers and clusters.
 
-    >>> psm.explore("runs/a", "photos").page  # doctest: +SKIP
+    Examples:
+        >>> psm.explore("runs/a", "photos").page  # doctest: +SKIP
 
     Args:
         checkpoint: run folder, checkpoint (.ckpt) or encoder (.safetensors).

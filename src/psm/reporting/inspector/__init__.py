@@ -45,7 +45,8 @@ def inspect(
 ) -> Inspection:
     """Write a page that shows the samples that a run mined.
 
-    >>> psm.inspect("runs/a", queries=100).page  # doctest: +SKIP
+    Examples:
+        >>> psm.inspect("runs/a", queries=100).page  # doctest: +SKIP
 
     Args:
         run: run folder.
