@@ -21,7 +21,7 @@ from helpers import needs_browser, page_widths, run_psm, start_psm
 from psm.cli.main import main
 from psm.experiments import runner, worker
 from psm.experiments.executors import Ended, Started
-from psm.utils.files import read_lines
+from psm.utils.files import TEMPORARY_PREFIX, read_lines
 
 SMOKE = ("preset=smoke", "epochs=4", "jobs=2", "monitor.every=4")
 
@@ -119,6 +119,16 @@ def test_finished_runs_are_not_repeated(study: Any) -> None:
     assert "2 finished before, 0 to do" in again.stderr
     assert {path: path.stat().st_mtime_ns for path in (study / "runs").rglob("*")} == before
     assert {path: path.read_bytes() for path in (study / "records").iterdir()} == records
+
+
+def test_what_a_killed_suite_was_writing_is_removed_by_the_next(study: Any) -> None:
+    before = sorted(study.rglob("*"))
+    left = [study / name / f"{TEMPORARY_PREFIX}abc" for name in ("", "jobs", "records", "report", "runs")]
+    for file in left:
+        file.touch()
+    assert main(["experiment", "run", "figure1", f"out={study}", "methods=[psm,mocov2]", *SMOKE]) == 0
+    left[-1].unlink()  # what is written to a run's folder is the business of whoever has its lock
+    assert sorted(study.rglob("*")) == before
 
 
 def worker_of(suite: Any) -> Any:

@@ -7,30 +7,15 @@ from typing import Any
 import pytest
 import yaml
 
+from experiments.records import plan, record_of
 from psm.experiments.aggregate import headline, load_results
-from psm.experiments.plan import make_plan, read_request, resolved
+from psm.experiments.plan import resolved
 from psm.experiments.report import write_report
 from psm.experiments.results import Study, add_entries, collect_records, write_record
 from psm.experiments.successor import SETTLE_LRS, SETTLE_METHODS
 from psm.experiments.tuned import PACKAGED, read_tuned, tuned_settings
 from psm.methods import METHODS
 from psm.utils.errors import UserError
-
-
-def plan(*names: Any, **keys: Any) -> Any:
-    return make_plan(read_request(names, keys))
-
-
-def record_of(run: Any, linear: float, knn: float) -> dict[str, Any]:
-    """A record as a worker writes it, with scores of our choosing."""
-    scores = [
-        {"of": run.method, "score": kind, "top1": x, "top5": 99.0} for kind, x in (("linear", linear), ("knn", knn))
-    ]
-    sizes = {"epochs": 1, "batch_size": 32, "encoder": "tiny", "images": 115, "test_images": 13, "classes": 10}
-    machine = {"psm": "0", "torch": "2", "threads": 1, "hardware": "a machine", "commit": "abc", "seconds": 60.0}
-    about = {"run": run.name, "evaluation_hash": run.evaluation_hash, "title": run.title, "method": run.method}
-    kept = {"evaluation": dict(run.evaluation), "config": resolved(run.settings), "curves": [], "date": "2024-01-01"}
-    return about | sizes | machine | kept | {"data": "shapes", "seed": run.seed, "scores": scores}
 
 
 def test_the_grid_is_common_held_out_and_on_a_seed_of_its_own() -> None:

@@ -16,7 +16,8 @@ __all__ = ["EXPERIMENTS", "PRESETS", "Configuration", "Experiment", "Preset", "r
 def run(*names: str, config: Mapping[str, Any] | None = None, **keys: Any) -> "SuiteResult":
     """Run experiments by name, or ``all``; the keys are those of `psm experiment run`, nested ones as dictionaries.
 
-    >>> run("table1", preset="smoke", out="study", optim={"lr": 0.2})  # doctest: +SKIP
+    Examples:
+        >>> run("table1", preset="smoke", out="study", optim={"lr": 0.2})  # doctest: +SKIP
     """
     from psm.experiments.plan import read_request
     from psm.experiments.runner import run_experiments
@@ -27,7 +28,8 @@ def run(*names: str, config: Mapping[str, Any] | None = None, **keys: Any) -> "S
 def report(out: str | Path) -> Path:
     """Write the pages of a study from its CSV files; gives the index page.
 
-    >>> report("study")  # doctest: +SKIP
+    Examples:
+        >>> report("study")  # doctest: +SKIP
     """
     from psm.experiments.report import write_report
     from psm.experiments.results import Study

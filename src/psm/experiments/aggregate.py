@@ -78,6 +78,7 @@ class ResultRow:
     paper: tuple[float, float] | None  # top-1 and top-5
     paper_differences: tuple[float, float] | None
     planned: int  # number of seeds
+    steps: int  # of its runs; 0 without results
     curves: Mapping[str, Mapping[int, SeedStats]]  # purity metric -> epoch -> stats
     ranks: Sequence[Mapping[str, SeedStats]]  # figure 2: rank -> column -> stats
 
@@ -262,6 +263,7 @@ def _table_rows(experiment: Experiment, data: str, entries: Sequence[CsvRow], ro
             scores,
             experiment.paper.get(data, {}),
             planned.count(title),
+            _steps(by_seed(rows.results, title)),
             _curve_stats(by_seed(rows.curves, title)),
             _rank_stats(by_seed(rows.gradients, title)),
         )
@@ -271,6 +273,14 @@ def _table_rows(experiment: Experiment, data: str, entries: Sequence[CsvRow], ro
 
 def _distinct(values: Iterable[str]) -> list[str]:
     return list(dict.fromkeys(values))
+
+
+def _steps(by_seed: Mapping[int, Sequence[CsvRow]]) -> int:
+    """Steps of the runs of a row, which differ in the seed only."""
+    found = {
+        int(row["epochs"]) * (int(row["images"]) // int(row["batch_size"])) for rows in by_seed.values() for row in rows
+    }
+    return max(found, default=0)
 
 
 def _score_stats(by_seed: Mapping[int, Sequence[CsvRow]]) -> dict[ScoreKey, SeedStats]:
@@ -288,6 +298,7 @@ def _row(
     scores: Mapping[str, Mapping[ScoreKey, SeedStats]],
     printed: Mapping[str, tuple[float, float]],
     planned: int,
+    steps: int,
     curves: Mapping[str, Mapping[int, SeedStats]],
     ranks: Sequence[Mapping[str, SeedStats]],
 ) -> ResultRow:
@@ -310,6 +321,7 @@ def _row(
             (paper[0] - paper_reference[0], paper[1] - paper_reference[1]) if paper and paper_reference else None
         ),
         planned=planned,
+        steps=steps,
         curves=curves,
         ranks=ranks,
     )
@@ -493,6 +505,18 @@ def _summarize_grid(table: ResultTable) -> str:
     return f"{text} At an end of the grid, which may be too narrow: {', '.join(edges)}." if edges else text
 
 
+def _summarize_schedules(table: ResultTable) -> str:
+    """The order of the methods at each number of steps."""
+    score, parts = table.main_score, []
+    for share in sorted({row.value for row in table.method_rows if row.value is not None}):
+        rows = [row for row in table.method_rows if row.value == share and row.score(score).count]
+        ordered = sorted(rows, key=lambda row: -row.score(score).mean)
+        if ordered:
+            named = ", ".join(f"{row.series} {format_stats(row.score(score))}" for row in ordered)
+            parts.append(f"after {ordered[0].steps:,} steps {named}")
+    return f"{'; '.join(parts)}."
+
+
 _SUMMARIES: dict[str, Callable[[ResultTable], str]] = {
     "table": _summarize_table,
     "purity": _summarize_purity,
@@ -500,4 +524,5 @@ _SUMMARIES: dict[str, Callable[[ResultTable], str]] = {
     "bars": _summarize_sweep,
     "sweep": _summarize_sweep,
     "grid": _summarize_grid,
+    "schedules": _summarize_schedules,
 }

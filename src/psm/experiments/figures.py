@@ -4,6 +4,7 @@ Colors are those of Okabe and Ito; every distinction by color is also one by mar
 """
 
 import io
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from textwrap import fill
 from typing import NamedTuple
@@ -12,10 +13,10 @@ from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import MaxNLocator, NullLocator
 
 from psm.experiments.aggregate import ExperimentResult, ResultRow, ResultTable, SeedStats
-from psm.reporting.style import BLACK, BLUE, GRAY, GREEN, ORANGE
+from psm.reporting.style import BLACK, BLUE, GRAY, GREEN, ORANGE, PURPLE
 
 WIDTH = 4.6  # inches: at the width of a phone the text has the size of a book's
 GRID_RANGE = 8.0  # points below the best at which a cell of a grid is white
@@ -304,6 +305,50 @@ def _draw_grid(result: ExperimentResult, table: ResultTable) -> Figures:
     yield "", f"{table.title}: accuracy on {table.scored_on} in percent; framed: the best of each method.", figure
 
 
+SCHEDULE_STYLES = (  # color, marker, dash
+    (BLUE, "o", "-"),
+    (GREEN, "s", "--"),
+    (GRAY, "^", "-."),
+    (BLACK, "v", ":"),
+    (ORANGE, "D", "-"),
+    (PURPLE, "P", "-"),
+)
+
+
+def _draw_schedules(result: ExperimentResult, table: ResultTable) -> Figures:
+    """A line per method over the steps of its schedules; bars are 95 % intervals."""
+    series = list(dict.fromkeys(row.series for row in table.method_rows))
+    for score in (table.main_score, table.other_score):
+        figure, axis = _axes(3.8, f"{SCORE_NAMES[score].capitalize()} top-1 on {table.title}, %")
+        for name, (color, marker, dash) in zip(series, itertools.cycle(SCHEDULE_STYLES)):
+            rows = [row for row in table.method_rows if row.series == name and row.score(score).count]
+            axis.errorbar(
+                [row.steps for row in rows],
+                [row.score(score).mean for row in rows],
+                yerr=[row.score(score).half_width or 0.0 for row in rows],
+                color=color,
+                marker=marker,
+                linestyle=dash,
+                capsize=3,
+                markersize=6,
+                label=name,
+            )
+        axis.set_xscale("log")
+        steps = sorted({row.steps for row in table.method_rows if row.steps})
+        axis.set_xticks(steps, [f"{count:,}" for count in steps])
+        axis.xaxis.set_minor_locator(NullLocator())
+        axis.set_xlabel(result.experiment.axis)
+        axis.margins(x=0.15)
+        _legend(figure, columns=3)
+        seeds = max((row.score(score).count for row in table.method_rows), default=0)
+        bars = "; bars are 95 % intervals over seeds" if seeds > 1 else ""
+        yield (
+            score,
+            f"{table.title}: accuracy on {table.scored_on} in percent, each point a schedule of its own{bars}.",
+            figure,
+        )
+
+
 def _plot_choices(
     axis: Axes, rows: Sequence[ResultRow], reference: ResultRow | None, score: str, color: str, fmt: str
 ) -> None:
@@ -340,4 +385,5 @@ _DRAW: dict[str, Callable[[ExperimentResult, ResultTable], Figures]] = {
     "bars": _draw_sweep,
     "sweep": _draw_sweep,
     "grid": _draw_grid,
+    "schedules": _draw_schedules,
 }

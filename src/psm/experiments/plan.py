@@ -194,8 +194,8 @@ def _common_settings(request: Request, preset: presets.Preset, data: str, method
     own = {row.key for row in settings.rows(ExperimentConfig)}
     of_preset = {k: v for k, v in preset.settings.items() if k not in own}
     keys = dict(request.keys)
-    if keys.get("init") is not None:
-        keys["init"] = str(Path(keys["init"]).expanduser().resolve())
+    if keys.get("init") is not None and (init := Path(keys["init"]).expanduser()).exists():
+        keys["init"] = str(init.resolve())
     of_method = tuned_settings(_tuned(request, preset), data_name(data), method)
     data_keys = {"data": absolute_data(data), "plugins": request.config.plugins}
     return DEVICE_FREE | of_preset | of_method | keys | data_keys
@@ -210,6 +210,9 @@ def _planned_run(row: Configuration, request: Request, preset: presets.Preset, d
     common = _common_settings(request, preset, data, row.settings["method"])
     overrides = common | dict(row.settings) | {"seed": seed}
     full = resolved(overrides)
+    if row.epochs_share != 1:
+        overrides["epochs"] = max(1, round(row.epochs_share * full["epochs"]))
+        full = resolved(overrides)
     evaluation = _evaluation_settings(request.config, seed)
     changed = _changes(full) | _own_keys(row)
     identity = {k: v for k, v in full.items() if not _about_machine(k) and not _is_off(k, v)}

@@ -20,6 +20,7 @@ from psm.experiments.aggregate import (
     headline,
     load_results,
 )
+from psm.experiments.answer import answer
 from psm.experiments.display import format_duration
 from psm.experiments.figures import Drawing, drawings
 from psm.experiments.results import Study, read_csv, write_csv
@@ -113,7 +114,7 @@ def _page(result: ExperimentResult, figures: Sequence[PageFigure], files: Sequen
         "has_reference": bool(references),
         "has_paper": any(table.has_paper for table in result.tables),
         "seeds": "–".join(map(str, sorted({min(counts), max(counts)}))) if counts else "",
-        "has_table": result.experiment.kind in ("table", "bars", "sweep", "grid"),
+        "has_table": result.experiment.kind not in ("purity", "gradients"),
         "scored_on": " and ".join(dict.fromkeys(table.scored_on for table in result.tables)),
         "figures": figures,
         "commands": _commands(result),
@@ -167,6 +168,8 @@ def _index(study: Study, results: Sequence[ExperimentResult], summaries: Sequenc
             finished = runs & done
             protocols[protocol] = replace(table, runs=len(finished), planned=len(runs), seconds=seconds(finished))
     return {
+        "answer": answer(results),
+        "chart": next((row["figures"][0] for row in _leading(summaries) if row["figures"]), None),
         "experiments": summaries,
         "done": len(done),
         "planned": len(planned),
@@ -175,6 +178,12 @@ def _index(study: Study, results: Sequence[ExperimentResult], summaries: Sequenc
         "seconds": seconds(done),
         "protocols": list(protocols.values()),
     }
+
+
+def _leading(summaries: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The experiments by what the index should show first: methods over steps, then the table of methods."""
+    order = ("schedules", "table1", "successor")
+    return sorted((row for row in summaries if row["name"] in order), key=lambda row: order.index(row["name"]))
 
 
 def _write_figures(study: Study, drawn: Sequence[Drawing], figures: Sequence[PageFigure]) -> list[str]:

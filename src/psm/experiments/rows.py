@@ -16,7 +16,8 @@ class Configuration:
     gradients: bool = False  # measure the gradients of figure 2 on its runs
     highlight: bool = False  # draw it in the highlight color
     group: str = ""  # of a grid: what one of its rows is chosen for
-    series: str = ""  # of a grid: the row without its position on the axis
+    series: str = ""  # of a grid or schedules: the row without its position on the axis
+    epochs_share: float = 1.0  # of the preset's epochs that its runs have
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,7 @@ class Experiment:
     name: str
     title: str
     question: str
-    kind: str  # table, purity, gradients, bars, sweep or grid
+    kind: str  # table, purity, gradients, bars, sweep, grid or schedules
     configurations: tuple[Configuration, ...]
     data: tuple[str, ...]  # data sets, as in the paper
     axis: str = ""  # axis label of a sweep
@@ -76,7 +77,7 @@ def method_row(title: str, name: str, reference: str | None = None, **changes: A
     )
 
 
-def successor_row(title: str, reference: str, **changes: Any) -> Configuration:
+def successor_row(title: str, reference: str | None = None, **changes: Any) -> Configuration:
     """PSM v2 with some keys changed."""
     named = {k.replace("__", "."): v for k, v in changes.items()}
     return Configuration(title, {"method": "psmv2", **PURITY} | named, reference, highlight=not changes)

@@ -31,6 +31,7 @@ from psm.experiments.results import (
     write_csv,
 )
 from psm.utils.errors import UserError
+from psm.utils.files import remove_temporary_files
 from psm.utils.locking import locked
 from psm.utils.resources import write_error
 
@@ -201,4 +202,6 @@ def _locked_folder(study: Study) -> Iterator[None]:
     with locked(study.marker, wait=False) as acquired:
         if not acquired:
             raise UserError(f"out={folder} is in use by another suite: wait for it or name another out.")
+        for part in (folder, folder / "jobs", folder / "records", study.report):  # not of runs, which have own locks
+            remove_temporary_files(part, below=False)
         yield

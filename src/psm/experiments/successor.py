@@ -1,5 +1,6 @@
 """Experiments beside the paper's: each ingredient alone, the successor, and the grid that settings are chosen by."""
 
+from dataclasses import replace
 from typing import Any
 
 from psm.experiments.rows import EQUAL_SUM, Configuration, Experiment, method_row, psm_row, successor_row
@@ -55,7 +56,94 @@ INGREDIENTS: dict[str, dict[str, Any]] = {
 }
 
 
+# The parts of a successor, and what else was tried with them. Rows of PSM, whatever PSM v2 is made of.
+_PARTS: dict[str, dict[str, Any]] = {
+    "no predictor": {"predictor__enabled": False},
+    "weak target": {"target__views": "weak"},
+    "hard negatives": {"weighting__name": "hard"},
+    "mixed rows": {"positives__mix": True},
+}
+_ALL_PARTS: dict[str, Any] = {key: value for part in _PARTS.values() for key, value in part.items()}
+_ONE_NETWORK = {"target__enabled": False, "target__views": "same"}
+COMBINATIONS: dict[str, dict[str, Any]] = {
+    "all four": {},
+    "target on the same views": {"target__views": "same"},
+    "rows not mixed": {"positives__mix": False},
+    "negatives summed": {"weighting__name": "sum"},
+    "no rows (control)": {"positives__k": 0, "positives__mix": False, "monitor__purity": False, **EQUAL_SUM},
+    "one network": _ONE_NETWORK,
+    "one network, no rows (control)": {
+        **_ONE_NETWORK,
+        "positives__k": 0,
+        "positives__mix": False,
+        "monitor__purity": False,
+        **EQUAL_SUM,
+    },
+    "t = 0.2": {"loss__temperature": 0.2},
+    "all negatives": {"sampler__name": "none"},
+    "momentum 0.95": {"target__momentum": 0.95},
+    "agreed rows": {"positives__agree": True},
+    "t = 0.1 in eq. 5": {"positives__temperature": 0.1},
+    "k = 1": {"positives__k": 1},
+    "redundancy": {"loss__redundancy_weight": 5.0},
+    "decoupled": {"objective__name": "decoupled"},
+    "4 views, half the batch": {"views__count": 4, "batch_size": 32},
+    "lr 0.03": {"optim__lr": 0.03},
+    "lr 0.12": {"optim__lr": 0.12},
+}
+
+
+# Whether a method overtakes with steps: a schedule of its own each, not a point of one run.
+SCHEDULES = {"a quarter": 0.25, "all": 1.0}  # of the preset's epochs
+
+
+def _schedule_rows() -> tuple[Configuration, ...]:
+    """The methods whose order may depend on the number of steps, each with each schedule."""
+    methods = (
+        method_row("SimCLR", "simclr"),
+        method_row("HCL", "hcl"),
+        method_row("BYOL", "byol"),
+        method_row("SNCLR", "snclr"),
+        psm_row("PSM"),
+        successor_row("PSM v2"),
+    )
+    return tuple(
+        replace(row, title=f"{row.title}, {words} of the epochs", series=row.title, value=share, epochs_share=share)
+        for words, share in SCHEDULES.items()
+        for row in methods
+    )
+
+
+def _held_out(row: Configuration) -> Configuration:
+    """The row scored on held-out training images."""
+    return replace(row, settings={**row.settings, "images.holdout": SETTLE_HOLDOUT})
+
+
 BESIDE_THE_PAPER = (
+    Experiment(
+        "combinations",
+        "Which parts a successor of PSM is made of",
+        "PSM with four parts changed together, and that with one thing more or less: which combination is best on "
+        "held-out training images?",
+        "table",
+        tuple(
+            _held_out(row)
+            for row in (
+                psm_row("PSM"),
+                method_row("SimCLR", "simclr", "PSM"),
+                method_row("HCL", "hcl", "PSM"),
+                *(
+                    psm_row(title, "PSM" if title == "all four" else "all four", **(_ALL_PARTS | changes))
+                    for title, changes in COMBINATIONS.items()
+                ),
+            )
+        ),
+        ("cifar10",),
+        note="All four: no predictor, weak target views, hard negatives, mixed rows. Scored on a tenth of each class "
+        "of the training images, which is not trained on, with a seed that no other experiment reports.",
+        in_all=False,
+        seeds=(SETTLE_SEED,),
+    ),
     Experiment(
         "ingredients",
         "What each ingredient of a better PSM brings alone",
@@ -88,6 +176,17 @@ BESIDE_THE_PAPER = (
         ("cifar10",),
         note="Below PSM v2 each of its parts is taken away, the others left; without mined rows at an equal sum of "
         "weights.",
+        in_all=False,
+    ),
+    Experiment(
+        "schedules",
+        "What more steps bring",
+        "Two schedule lengths, each with a warm-up and a decay of its own: which method gains most from more steps, "
+        "and who overtakes whom?",
+        "schedules",
+        _schedule_rows(),
+        ("cifar10",),
+        axis="steps",
         in_all=False,
     ),
     Experiment(
