@@ -1,8 +1,13 @@
 """Completion of command lines: the tables of `--help`, and the shells that ask for them."""
 
+import os
+import pty
+import select
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -25,6 +30,8 @@ from psm.cli.main import COMMANDS
         ("psm experiment run table1 ta", ["table2", "table3", "target="]),
         ("psm experiment run methods=[psm,s", ["methods=[psm,simclr", "methods=[psm,snclr"]),
         ("psm pretrain --help opt", ["optim", "optim.name"]),
+        ("psm runs ", ["list", "best", "compare", "serve"]),
+        ("psm completion f", ["fish"]),
         ("psm nonsense ", []),
         ("psm pretrain nonsense=", []),
     ],
@@ -60,10 +67,22 @@ def test_named_values_are_those_that_are_registered() -> None:
     assert sorted(NAMED["encoder"]) == sorted([*ENCODERS, "torchvision/", "timm/"])
 
 
-def test_bash_completes_keys_and_values(tmp_path: Path) -> None:
-    """The script in a real bash, which cuts words at "="."""
+def test_words_of_commands_are_those_that_they_take() -> None:
+    from psm.cli.runs import WORDS
+
+    assert candidates("psm runs ", COMMANDS)[: len(WORDS)] == list(WORDS)
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> Path:
+    """A folder with the program psm."""
     (tmp_path / "psm").write_text(f'#!/bin/sh\nexec {sys.executable} -m psm "$@"\n')
     (tmp_path / "psm").chmod(0o755)
+    return tmp_path
+
+
+def test_bash_completes_keys_and_values(program: Path) -> None:
+    """The script in a real bash, which cuts words at "="."""
     script = (
         SCRIPTS["bash"]
         + """
@@ -73,15 +92,47 @@ try "psm pretrain batch_"
 try "psm pretrain method=simc"
 """
     )
-    path = f"{tmp_path}:/usr/bin:/bin"
+    path = f"{program}:/usr/bin:/bin"
     result = subprocess.run(["bash", "-c", script], env={"PATH": path}, capture_output=True, text=True, check=True)
     assert result.stdout.splitlines() == ["nospace", "batch_size=", "simclr"]
 
 
-@pytest.mark.parametrize(("shell", "check"), [("zsh", "-n"), ("fish", "--no-execute")])
-def test_other_shells_parse_their_scripts(shell: str, check: str, tmp_path: Path) -> None:
-    if shutil.which(shell) is None:
-        pytest.skip(f"{shell} is not installed")
-    script = tmp_path / f"psm.{shell}"
-    script.write_text(SCRIPTS[shell])
-    subprocess.run([shell, check, script], check=True)
+@pytest.mark.skipif(shutil.which("fish") is None, reason="fish is not installed")
+def test_fish_completes_keys_and_values(program: Path) -> None:
+    (program / "psm.fish").write_text(SCRIPTS["fish"])
+    script = f"set PATH {program} $PATH; source {program}/psm.fish; complete -C 'psm pretrain {{}}'"
+    for word, expected in (("batch_", "batch_size="), ("method=simc", "method=simclr")):
+        command = ["fish", "--no-config", "-c", script.format(word)]
+        result = subprocess.run(command, capture_output=True, text=True, check=True)
+        assert result.stdout.split() == [expected]
+
+
+@pytest.mark.skipif(shutil.which("zsh") is None, reason="zsh is not installed")
+@pytest.mark.parametrize("how", ["fpath", "source"])
+def test_zsh_completes_keys_and_values_at_the_first_key_press(how: str, program: Path) -> None:
+    """In an interactive zsh, with the script in a folder of fpath, where it is loaded when first asked, or sourced."""
+    (program / "_psm").write_text(SCRIPTS["zsh"])
+    setup = f"path=({program} $path) fpath=({program} $fpath); autoload -Uz compinit; compinit -u -D"
+    if how == "source":
+        setup = f"path=({program} $path); autoload -Uz compinit; compinit -u -D; source {program}/_psm"
+    process, terminal = pty.fork()
+    if process == 0:
+        os.execvpe("zsh", ["zsh", "-f", "-i"], {**os.environ, "TERM": "dumb", "PS1": "> "})
+    try:
+        type_until(terminal, f"{setup}; echo rea''dy\n", "ready")
+        type_until(terminal, "psm pretrain batch_\t", "batch_size=")
+        type_until(terminal, "\x15psm pretrain method=simc\t", "method=simclr")
+    finally:
+        os.kill(process, signal.SIGKILL)
+        os.waitpid(process, 0)
+        os.close(terminal)
+
+
+def type_until(terminal: int, keys: str, expected: str, seconds: float = 60) -> None:
+    """Type into a terminal and read until a text was printed."""
+    os.write(terminal, keys.encode())
+    printed, deadline = "", time.monotonic() + seconds
+    while expected not in printed and time.monotonic() < deadline:
+        if select.select([terminal], [], [], 0.5)[0]:
+            printed += os.read(terminal, 4096).decode(errors="replace").replace("\a", "")
+    assert expected in printed, printed

@@ -10,7 +10,7 @@ import pytest
 
 from psm.utils import locking
 from psm.utils.files import lock_file
-from psm.utils.locking import holder, locked
+from psm.utils.locking import holder, is_held, locked
 
 HOLD = """
 import sys, time
@@ -82,3 +82,33 @@ def test_a_lock_left_behind_on_this_host_is_taken_over_and_one_of_another_host_i
     with locked(path, wait=False) as held:
         assert not held
     assert f"remove {lock_file(path)}" in holder(path)
+
+
+def test_whether_a_lock_is_held_is_seen_without_taking_it(tmp_path: Path) -> None:
+    path, other = tmp_path / "lock", tmp_path / "other"
+    other.touch()
+    assert not is_held(path)
+    with locked(path):
+        assert is_held(path)
+        assert not is_held(other)
+    assert path.exists()
+    assert not is_held(path)
+
+
+@pytest.mark.skipif(not locking.LOCK_TABLE.exists(), reason="needs Linux's table of locks")
+def test_the_lock_of_a_file_with_the_same_inode_on_another_file_system_is_another_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, table = tmp_path / "lock", tmp_path / "table"
+    monkeypatch.setattr(locking, "LOCK_TABLE", table)
+    path.touch()
+    device, inode = path.stat().st_dev, path.stat().st_ino
+    line = "1: FLOCK  ADVISORY  WRITE 15400 {:02x}:{:02x}:{} 0 EOF\n"
+    with path.open() as handle:
+        own = locking._name_in_table(handle.fileno())
+    table.write_text(line.format(os.major(device), os.minor(device) + 1, inode))
+    assert not is_held(path)
+    table.write_text(line.replace("{:02x}:{:02x}:{}", own))
+    assert is_held(path)
+    table.write_text(line.replace("{:02x}:{:02x}:{}", f"{own}7"))
+    assert not is_held(path)

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from importlib import import_module
 from pathlib import Path
 
+from psm.config.completion import SHELLS
 from psm.config.evaluation import SCORES
 from psm.config.keys import Row, rows
 from psm.config.presets import PRETRAIN_PRESETS
@@ -79,6 +80,8 @@ def _keys(name: str) -> dict[str, Row]:
 
 def _words(name: str, given: list[str]) -> list[str]:
     """Words of a command that are no keys."""
+    if name in ("runs", "completion"):
+        return [] if given else {"runs": ["list", "best", "compare", "serve"], "completion": list(SHELLS)}[name]
     if name != "experiment":
         return []
     from psm.experiments.catalog import EXPERIMENTS

@@ -21,6 +21,7 @@ BASH = r"""_psm() {
 complete -F _psm psm
 """
 
+# A file of fpath is run as the function itself when it is first asked; read by `source`, it registers the function.
 ZSH = r"""#compdef psm
 _psm() {
     local -a found more whole
@@ -30,7 +31,7 @@ _psm() {
     (( ${#more} )) && compadd -Q -S '' -- $more
     (( ${#whole} )) && compadd -Q -- $whole
 }
-compdef _psm psm
+if [[ "${funcstack[1]}" == _psm ]]; then _psm; else compdef _psm psm; fi
 """
 
 FISH = r"""complete -c psm -f -a '(psm completion line=(commandline -cp | string collect) 2>/dev/null)'

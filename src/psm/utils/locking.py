@@ -22,6 +22,8 @@ except ImportError:  # Windows: nothing is locked
     fcntl = None
 
 
+LOCK_TABLE = Path("/proc/locks")  # Linux: all locks that are held on this machine
+
 # How a file system says that it has no locks.
 NO_LOCKS = {errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL}
 
@@ -112,13 +114,27 @@ def is_held(path: Path) -> bool:
         return True
     if fcntl is None or not path.exists():
         return False
-    table = Path("/proc/locks")
-    if table.exists():
-        inode = path.stat().st_ino
-        return any(f":{inode} " in line and " FLOCK " in line for line in table.read_text().splitlines())
     with path.open() as handle:
+        if LOCK_TABLE.exists():
+            name = _name_in_table(handle.fileno())
+            return any(f" {name} " in line and " FLOCK " in line for line in LOCK_TABLE.read_text().splitlines())
         try:
             fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except OSError:
             return True
     return False
+
+
+def _name_in_table(descriptor: int) -> str:
+    """How the table of locks names an open file: device of its file system and inode, fe:00:1234.
+
+    Inodes are unique within a file system alone. The device is that of the mount: the one that `stat` gives is another
+    one on btrfs.
+    """
+    lines = Path(f"/proc/self/fdinfo/{descriptor}").read_text().splitlines()
+    facts = dict(line.split(":", 1) for line in lines if ":" in line)
+    mount = facts["mnt_id"].strip()
+    mounts = (line.split() for line in Path("/proc/self/mountinfo").read_text().splitlines())
+    device = next(row[2] for row in mounts if row[0] == mount)
+    major, minor = (int(number) for number in device.split(":"))
+    return f"{major:02x}:{minor:02x}:{os.fstat(descriptor).st_ino}"
