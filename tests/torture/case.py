@@ -74,7 +74,6 @@ class Case:
     name: str
     run: Callable[[Context], Outcome]
     seconds: float  # a guess, for the time left
-    alone: bool = False  # memory is measured: nothing of its own kind beside it
 
     @property
     def title(self) -> str:

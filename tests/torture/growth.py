@@ -22,8 +22,8 @@ def cases(scale: Scale) -> list[Case]:
     """The long run first: it takes as long as it takes."""
     soak, count = scale.soak_seconds, scale.short_runs
     return [
-        Case(KIND, f"long-run-{soak:.0f}s", lambda context: long_run(context, soak), soak, alone=True),
-        Case(KIND, f"{count}-short-runs", lambda context: short_runs(context, count), 1.5 * count, alone=True),
+        Case(KIND, f"long-run-{soak:.0f}s", lambda context: long_run(context, soak), soak),
+        Case(KIND, f"{count}-short-runs", lambda context: short_runs(context, count), 1.5 * count),
     ]
 
 
@@ -33,16 +33,16 @@ def long_run(context: Context, seconds: float) -> Outcome:
     keys = [*small_arguments(), "epochs=100000000", "save.every_steps=7", "monitor.linear=true", f"out={out}"]
     running = Running(["pretrain", *keys], context.folder / "process")
     samples: list[Usage] = []
-    begun, said = time.monotonic(), time.monotonic()
+    said = 0.0
     every = max(0.25, seconds / 2000)
-    while running.process.is_alive() and time.monotonic() - begun < seconds:
+    while running.process.is_alive() and running.seconds() < seconds:
         time.sleep(every)
         now = usage(running.pid)
         if now is not None and (out / "metrics.jsonl").exists():
             samples.append(now)
-        if samples and time.monotonic() - said > 300:
-            said = time.monotonic()
-            context.say(f"{KIND}: {(said - begun) / 60:.0f} minutes, {samples[-1]}")
+        if samples and running.seconds() - said > 300:
+            said = running.seconds()
+            context.say(f"{KIND}: {said / 60:.0f} minutes, {samples[-1]}")
     cpu = running.cpu_seconds()
     if running.process.is_alive():
         os.kill(running.pid, signal.SIGTERM)

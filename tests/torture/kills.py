@@ -47,7 +47,10 @@ def killed(context: Context, work: Work) -> Outcome:
             outcome.expect(ended.code == 0, f"{moment}: it ended by itself with {ended.code}: {ended.stderr[-500:]}")
         for problem in partial(context.folder):
             outcome.failures.append(f"killed {moment}: {problem}")
-    ended = Running(work.again(context.folder), context.folder / "process").end()
+        if ended.code == 0:  # it was quicker than its end: nothing is left to continue
+            break
+    else:
+        ended = Running(work.again(context.folder), context.folder / "process").end()
     outcome.expect(ended.code == 0, f"the last continuation ended with {ended.code}: {ended.stderr[-800:]}")
     if ended.code == 0:
         compare(outcome, work, whole, context.folder)

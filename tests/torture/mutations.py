@@ -2,14 +2,13 @@
 
 import json
 import signal
-import time
 from pathlib import Path
 from typing import Any
 
 from helpers import FORKS
 from torture.case import Case, Context, Outcome, Scale
 from torture.fuzz import watch
-from torture.processes import call
+from torture.processes import Stopwatch, call
 from torture.targets import TARGETS, make_inputs
 
 KIND = "mutations"
@@ -69,14 +68,14 @@ def _read(name: str, inputs: Any, seed: str, start: int, stop: int, folder: Path
     """Read in a process of its own; says how that died, or nothing."""
     process = FORKS.Process(target=watch, args=(TARGETS[name], inputs, seed, start, stop, folder))
     process.start()
-    last, since = -1, time.monotonic()
+    last, seconds = -1, Stopwatch()
     while process.is_alive():
         process.join(1.0)
         at = (folder / "at").read_bytes() if (folder / "at").exists() else b""
         now = int.from_bytes(at, "little")
         if now != last:
-            last, since = now, time.monotonic()
-        elif time.monotonic() - since > STUCK:
+            last, seconds = now, Stopwatch()
+        elif seconds() > STUCK:
             process.kill()
             process.join()
             return f"no answer within {STUCK} s"

@@ -28,6 +28,19 @@ TICKS = os.sysconf("SC_CLK_TCK")
 WRITES = {"os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.chmod", "os.truncate", "os.utime"}
 
 
+class Stopwatch:
+    """Seconds that this process was awake: the time between two readings counts up to 5 s, not a pause by SIGSTOP."""
+
+    def __init__(self) -> None:
+        self._last, self._seconds = time.monotonic(), 0.0
+
+    def __call__(self) -> float:
+        now = time.monotonic()
+        self._seconds += min(now - self._last, 5.0)
+        self._last = now
+        return self._seconds
+
+
 @dataclass(frozen=True)
 class Ended:
     """How a command ended. A negative code is the number of the signal that ended it."""
@@ -119,7 +132,7 @@ class Running:
         folder.mkdir(parents=True, exist_ok=True)
         self.arguments, self.folder = arguments, folder
         variables = {"OMP_NUM_THREADS": str(threads), "COLUMNS": "160", "PSM_CACHE": str(folder / "cache")}
-        self._begun = time.monotonic()
+        self.seconds = Stopwatch()
         self.process = FORKS.Process(
             target=_psm, args=(arguments, folder, variables | environment, write, obedient, str(folder.parent))
         )
@@ -142,7 +155,7 @@ class Running:
     def reaches(self, moment: Moment, timeout: float = 900) -> bool:
         """Wait for the moment; False if the process ended before."""
         while self.process.is_alive():
-            used, waited = self.cpu_seconds(), time.monotonic() - self._begun
+            used, waited = self.cpu_seconds(), self.seconds()
             if (moment.cpu is not None and used >= moment.cpu) or (moment.wall is not None and waited >= moment.wall):
                 return True
             if waited > timeout:
@@ -152,8 +165,7 @@ class Running:
 
     def end(self, timeout: float = 900) -> Ended:
         """Wait for its end."""
-        deadline = self._begun + timeout
-        while self.process.is_alive() and time.monotonic() < deadline:
+        while self.process.is_alive() and self.seconds() < timeout:
             self.cpu_seconds()
             self.process.join(0.05)
         if self.process.is_alive():
@@ -164,7 +176,7 @@ class Running:
             for name in ("stdout", "stderr")
         )
         code = self.process.exitcode
-        return Ended(-1 if code is None else code, out, err, time.monotonic() - self._begun, self._cpu)
+        return Ended(-1 if code is None else code, out, err, self.seconds(), self._cpu)
 
     def kill(self) -> Ended:
         self.process.kill()
@@ -233,8 +245,10 @@ def call(function: Callable[..., Any], *arguments: Any, folder: Path, timeout: f
     folder.mkdir(parents=True, exist_ok=True)
     process = FORKS.Process(target=_call, args=(function, arguments, folder))
     process.start()
-    process.join(timeout)
-    if process.exitcode is None:
+    seconds = Stopwatch()
+    while process.is_alive() and seconds() < timeout:
+        process.join(1.0)
+    if process.is_alive():
         process.kill()
         raise RuntimeError(f"{function.__name__} took more than {timeout:.0f} s")
     if process.exitcode:

@@ -1,7 +1,9 @@
 """Lightning callbacks of the user: they find the metrics, can stop and save a run, and survive a resume."""
 
 import csv
+import gc
 import json
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +58,22 @@ def test_a_callback_sees_metrics_and_the_learning_rate_of_its_step(tmp_path: Pat
     for record, metrics in zip(run.metrics, seen.epochs, strict=True):
         expected = {name: value for name, value in record.items() if name not in ("epoch", "step")}
         assert metrics == pytest.approx(expected, rel=1e-6)
+
+
+def test_a_finished_run_does_not_stay_in_memory_beside_the_next(tmp_path: Path, small: dict[str, Any]) -> None:
+    held = []
+
+    class Watch(lightning.Callback):
+        def on_train_start(self, trainer: Any, module: Any) -> None:
+            held.extend(weakref.ref(item) for item in (trainer, module, module.networks.projector, module.bank))
+
+    gc.disable()  # Python collects what short runs leave behind only after dozens of them
+    try:
+        for name in ("first", "second"):
+            psm.pretrain(tmp_path / name, **{**small, "epochs": 1}, callbacks=Watch())
+        assert [item() for item in held[:4]] == [None] * 4
+    finally:
+        gc.enable()
 
 
 def test_metrics_for_callbacks_cost_no_host_sync(

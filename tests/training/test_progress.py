@@ -1,5 +1,6 @@
 """The plan, the progress line and the time left, with clocks that the tests set."""
 
+import gc
 import io
 from dataclasses import replace
 from pathlib import Path
@@ -128,6 +129,18 @@ def test_activations_of_a_convolution_are_counted() -> None:
             return torch.zeros(int(images.sum()))
 
     assert activation_bytes(Odd(), 8) is None
+
+
+def test_counting_activations_leaves_nothing_in_memory() -> None:
+    encoder = create_encoder("tiny", "cifar", 16)
+
+    def tensors() -> int:
+        gc.collect()
+        return sum(issubclass(type(item), torch.Tensor) for item in gc.get_objects())
+
+    before = tensors()
+    activation_bytes(encoder, 16)
+    assert tensors() == before
 
 
 @pytest.mark.parametrize(

@@ -119,19 +119,20 @@ def activation_bytes(encoder: nn.Module, size: int) -> float | None:
     saved: dict[int, int] = {}
     kept: list[Tensor] = []  # so that no address is used twice while we count
 
-    def count(tensor: Tensor) -> Tensor:
+    def count(tensor: Tensor) -> None:
         if not isinstance(tensor, nn.Parameter) and id(tensor) not in saved:
             saved[id(tensor)] = _bytes(tensor)
             kept.append(tensor)
-        return tensor
 
     try:
         shadow = copy.deepcopy(encoder).to("meta")
-        with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
+        with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(count, lambda nothing: nothing):
             shadow(torch.empty(2, 3, size, size, device="meta"))
     except Exception as error:  # a network that cannot be copied or has no meaning without data
         log.debug("no estimate of memory: %s", error)
         return None
+    finally:
+        kept.clear()  # the graph holds `count`, which would hold the graph: nothing frees such a circle
     return sum(saved.values()) / 2
 
 

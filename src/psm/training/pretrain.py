@@ -66,7 +66,8 @@ def pretrain(
 ) -> PretrainResult:
     """Train an encoder on unlabeled images. The keys are those of `psm pretrain`, nested ones as dictionaries.
 
-    >>> psm.pretrain("runs/a", data="cifar10", epochs=10, positives={"k": 3})  # doctest: +SKIP
+    Examples:
+        >>> psm.pretrain("runs/a", data="cifar10", epochs=10, positives={"k": 3})  # doctest: +SKIP
 
     Args:
         out: run folder to write.

@@ -1,5 +1,6 @@
 """A training run, whatever it trains: hold the run folder, start or resume, train, finish."""
 
+import gc
 import logging
 import os
 import re
@@ -131,7 +132,9 @@ def run_training(training: Training, *overrides: Mapping[str, Any]) -> Any:
         raise UserError("out= is missing: name a folder for the run, for example out=runs/a.")
     run = RunFolder(Path(asked.out).expanduser())
     with resources_explained(training.memory_advice, lambda: _how_to_continue(run, training.command)):
-        return _run(training, run, asked, overrides)
+        result = _run(training, run, asked, overrides)
+    gc.collect()  # trainer and module refer to one another: Python alone would keep them for dozens of runs
+    return result
 
 
 def _how_to_continue(run: RunFolder, command: str) -> str:
