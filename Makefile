@@ -5,7 +5,7 @@ READY := .venv/ready
 PLAIN := tests/test_ops.py tests/losses tests/mining tests/models tests/views \
   --ignore=tests/models/test_libraries.py --ignore=tests/models/test_pretrained.py
 
-.PHONY: demo test test-all test-plain torture test-lowest coverage sanitize lint format docs dist clean
+.PHONY: demo test test-all test-docs test-plain torture test-lowest coverage sanitize lint format docs dist clean
 
 demo: $(READY)
 	$(BIN)/psm pretrain config=configs/demo.yaml out=runs/demo overwrite=delete
@@ -19,6 +19,10 @@ test: lint
 test-all: lint
 	$(BIN)/python -m pytest -n 2 -m "slow or not slow"
 
+# Every command and block of Python of README and docs, at a small scale.
+test-docs: $(READY)
+	$(BIN)/python -m pytest -n 2 -m "slow or not slow" tests/documentation tests/test_docs.py
+
 # The rooms that use psm.ops, in plain PyTorch: no kernel runs.
 test-plain: $(READY)
 	PSM_KERNELS=0 $(BIN)/python -m pytest -n 2 -q $(PLAIN) tests/methods tests/training
@@ -31,9 +35,10 @@ torture: $(READY)
 sanitize: $(READY)
 	$(BIN)/python tests/kernels/sanitize.py
 
-# The lowest versions that pyproject.toml allows, in an environment of their own.
+# The lowest versions that pyproject.toml allows, in an environment of their own. `make test-lowest INSTEAD=torch==2.13.0`
+# where one of them cannot be installed.
 test-lowest:
-	$(PYTHON) tests/lowest_versions.py > build-lowest.txt
+	$(PYTHON) tests/lowest_versions.py $(INSTEAD) > build-lowest.txt
 	$(PYTHON) -m venv .venv-lowest
 	.venv-lowest/bin/python -m pip install --quiet --requirement build-lowest.txt
 	.venv-lowest/bin/python -m pip install --quiet --no-deps --editable .

@@ -1,15 +1,22 @@
-"""Prints the lowest version of each required dependency that pyproject.toml allows, as a requirements file."""
+"""Prints the lowest version of each required dependency that pyproject.toml allows, as a requirements file.
+
+Arguments such as torch==2.13.0 stand in for a lowest version that cannot be installed.
+"""
 
 import re
+import sys
 import tomllib
+from collections.abc import Sequence
 from pathlib import Path
 
 
-def lowest_requirements(pyproject: str) -> list[str]:
-    """`name==version` for each dependency `name>=version`."""
+def lowest_requirements(pyproject: str, instead: Sequence[str] = ()) -> list[str]:
+    """`name==version` for each dependency `name>=version`, or what is given instead for that name."""
     requirements = tomllib.loads(pyproject)["project"]["dependencies"]
-    return [re.sub(r"^([\w.-]+)(\[[^]]*\])?>=([\w.]+).*$", r"\1\2==\3", requirement) for requirement in requirements]
+    lowest = [re.sub(r"^([\w.-]+)(\[[^]]*\])?>=([\w.]+).*$", r"\1\2==\3", requirement) for requirement in requirements]
+    given = {requirement.partition("==")[0]: requirement for requirement in instead}
+    return [given.get(requirement.partition("==")[0], requirement) for requirement in lowest]
 
 
 if __name__ == "__main__":
-    print("\n".join(lowest_requirements((Path(__file__).parents[1] / "pyproject.toml").read_text())))
+    print("\n".join(lowest_requirements((Path(__file__).parents[1] / "pyproject.toml").read_text(), sys.argv[1:])))

@@ -16,7 +16,7 @@ from psm.exporting.library_weights import library_name
 from psm.exporting.model_card import SETTINGS, model_card
 from psm.exporting.source import Source
 from psm.exporting.weights import write_weights
-from psm.models.pretrained import HUB_WEIGHTS
+from psm.models.published import HUB_WEIGHTS
 
 CONFIG = "config.json"
 

@@ -12,7 +12,8 @@ from psm.exporting.lines import imports, input_lines
 from psm.exporting.scores import ScoreRow, score_rows
 from psm.exporting.source import Source
 from psm.methods.registry import METHODS
-from psm.models.pretrained import HUB_WEIGHTS, EncoderInfo
+from psm.models.pretrained import EncoderInfo
+from psm.models.published import HUB_WEIGHTS
 
 SETTINGS = "pretraining.yaml"
 HUB_DATA = {"cifar10": "uoft-cs/cifar10", "cifar100": "uoft-cs/cifar100", "tiny-imagenet": "zh-plus/tiny-imagenet"}

@@ -82,7 +82,8 @@ def finetune(
 ) -> FinetuneResult:
     """Train a classifier from a pretrained encoder. The keys are those of `psm finetune`, nested ones as dictionaries.
 
-    >>> psm.finetune("runs/a", "photos", "runs/clf", epochs=20, head_only=True)  # doctest: +SKIP
+    Examples:
+        >>> psm.finetune("runs/a", "photos", "runs/clf", epochs=20, head_only=True)  # doctest: +SKIP
 
     Args:
         checkpoint: run folder, checkpoint or encoder.safetensors to start from; None: from scratch.

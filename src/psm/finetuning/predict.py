@@ -23,7 +23,7 @@ from psm.data.from_torch import from_torch
 from psm.data.location import absolute_data
 from psm.data.stream import ImageStream, image_stream
 from psm.embedding.embed import AHEAD, UNREADABLE, images_config
-from psm.embedding.read_ahead import read_ahead
+from psm.embedding.overlap import read_ahead
 from psm.evaluation.calibration import BINS, confidence_bins
 from psm.evaluation.features import check_finite_features, check_finite_weights, extract
 from psm.models.classifier import Classifier, calibrated, find_classifier, load_classifier
@@ -74,8 +74,9 @@ def predict(
 ) -> Prediction:
     """The most probable classes of every image of a data set.
 
-    >>> found = psm.predict("runs/clf", "photos")  # doctest: +SKIP
-    >>> found.names, found.top, found.probabilities  # doctest: +SKIP
+    Examples:
+        >>> found = psm.predict("runs/clf", "photos")  # doctest: +SKIP
+        >>> found.names, found.top, found.probabilities  # doctest: +SKIP
 
     Args:
         checkpoint: run folder of `psm finetune`, classifier.safetensors or checkpoint of such a run.

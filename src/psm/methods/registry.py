@@ -34,7 +34,8 @@ def register_method(
 ) -> Method:
     """Add a method: a base method with some of its parts changed. Checked before it is added.
 
-    >>> register_method("psm2", "PSM with two neighbors", positives={"k": 2})  # doctest: +SKIP
+    Examples:
+        >>> register_method("psm2", "PSM with two neighbors", positives={"k": 2})  # doctest: +SKIP
 
     Args:
         name: what ``method=`` and ``get_method`` call it.

@@ -171,7 +171,8 @@ def worth(
 ) -> WorthResult:
     """Was pretraining worth it? Compare classifiers from scratch, on frozen features and fine-tuned, by labels.
 
-    >>> psm.worth("runs/a", "photos", labels=["1%", "10%", "100%"]).worth.sentence  # doctest: +SKIP
+    Examples:
+        >>> psm.worth("runs/a", "photos", labels=["1%", "10%", "100%"]).worth.sentence  # doctest: +SKIP
 
     Args:
         checkpoint: run folder, checkpoint (.ckpt) or encoder (.safetensors).
