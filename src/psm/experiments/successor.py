@@ -64,21 +64,17 @@ _PARTS: dict[str, dict[str, Any]] = {
     "mixed rows": {"positives__mix": True},
 }
 _ALL_PARTS: dict[str, Any] = {key: value for part in _PARTS.values() for key, value in part.items()}
-_ONE_NETWORK = {"target__enabled": False, "target__views": "same"}
+_ONE_NETWORK: dict[str, Any] = {"target__enabled": False, "target__views": "same"}
+_NO_ROWS: dict[str, Any] = {"positives__k": 0, "positives__mix": False, "monitor__purity": False, **EQUAL_SUM}
+_FOUR_VIEWS: dict[str, Any] = {"views__count": 4, "batch_size": 32}  # as many views a step, half as many images
 COMBINATIONS: dict[str, dict[str, Any]] = {
     "all four": {},
     "target on the same views": {"target__views": "same"},
     "rows not mixed": {"positives__mix": False},
     "negatives summed": {"weighting__name": "sum"},
-    "no rows (control)": {"positives__k": 0, "positives__mix": False, "monitor__purity": False, **EQUAL_SUM},
+    "no rows (control)": _NO_ROWS,
     "one network": _ONE_NETWORK,
-    "one network, no rows (control)": {
-        **_ONE_NETWORK,
-        "positives__k": 0,
-        "positives__mix": False,
-        "monitor__purity": False,
-        **EQUAL_SUM,
-    },
+    "one network, no rows (control)": _ONE_NETWORK | _NO_ROWS,
     "t = 0.2": {"loss__temperature": 0.2},
     "all negatives": {"sampler__name": "none"},
     "momentum 0.95": {"target__momentum": 0.95},
@@ -87,7 +83,10 @@ COMBINATIONS: dict[str, dict[str, Any]] = {
     "k = 1": {"positives__k": 1},
     "redundancy": {"loss__redundancy_weight": 5.0},
     "decoupled": {"objective__name": "decoupled"},
-    "4 views, half the batch": {"views__count": 4, "batch_size": 32},
+    "4 views, half the batch": _FOUR_VIEWS,
+    "4 views, half the batch, lr 0.12": _FOUR_VIEWS | {"optim__lr": 0.12},
+    "4 views, half the batch, momentum 0.95": _FOUR_VIEWS | {"target__momentum": 0.95},
+    "4 views, half the batch, no rows (control)": _FOUR_VIEWS | _NO_ROWS,
     "lr 0.03": {"optim__lr": 0.03},
     "lr 0.12": {"optim__lr": 0.12},
 }
@@ -132,6 +131,7 @@ BESIDE_THE_PAPER = (
                 psm_row("PSM"),
                 method_row("SimCLR", "simclr", "PSM"),
                 method_row("HCL", "hcl", "PSM"),
+                method_row("HCL, 4 views, half the batch", "hcl", "HCL", **_FOUR_VIEWS),
                 *(
                     psm_row(title, "PSM" if title == "all four" else "all four", **(_ALL_PARTS | changes))
                     for title, changes in COMBINATIONS.items()
