@@ -167,6 +167,8 @@ BESIDE_THE_PAPER = (
             method_row("SNCLR", "snclr", "PSM"),
             method_row("BYOL", "byol", "PSM"),
             successor_row("PSM v2", "PSM"),
+            successor_row("PSM v2, 4 views", "PSM v2", **_FOUR_VIEWS),
+            method_row("HCL, 4 views", "hcl", "HCL", **_FOUR_VIEWS),
             successor_row("PSM v2 with predictor", "PSM v2", predictor__enabled=True),
             successor_row("PSM v2, target on the same views", "PSM v2", target__views="same"),
             successor_row("PSM v2, rows not mixed", "PSM v2", positives__mix=False),
@@ -174,8 +176,9 @@ BESIDE_THE_PAPER = (
             successor_row("PSM v2 without mined rows", "PSM v2", positives__k=0, monitor__purity=False, **EQUAL_SUM),
         ),
         ("cifar10",),
-        note="Below PSM v2 each of its parts is taken away, the others left; without mined rows at an equal sum of "
-        "weights.",
+        note="4 views: of half as many images a step, so that a step has as many views; an epoch sees the same images "
+        "in twice the computation. In the last rows one part of PSM v2 is taken away, the others left; without mined "
+        "rows at an equal sum of weights.",
         in_all=False,
     ),
     Experiment(
