@@ -23,12 +23,13 @@ def test_a_schedule_of_all_epochs_is_the_run_of_the_tables() -> None:
 
 @pytest.fixture
 def study(tmp_path: Path) -> Study:
-    """Six methods with two seeds; more epochs help, PSM v2 most."""
+    """Six methods with two seeds; more epochs and more views help, PSM v2 leads."""
     found = plan("schedules", "successor", preset="smoke", epochs=8, seeds=[0, 1])
     study = Study(tmp_path / "study")
     add_entries(study, found.entries)
     for run in found.runs:
         linear = LINEAR[run.method] + 0.1 * run.seed - (0 if run.epochs == 8 else 10)
+        linear += 4 * (run.settings.get("views.count") == 4)
         write_record(study.record(run.name, run.evaluation_hash), record_of(run, linear, linear - 3))
     collect_records(study)
     return study
@@ -48,7 +49,8 @@ def test_the_index_leads_with_the_answer_and_a_chart_over_steps(study: Study) ->
     assert first.startswith("PSM is number 3 of 5 methods on Shapes after 24 steps, by a linear layer, with 60.05 ± ")
     assert "; HCL leads with 63.05 ± " in first
     assert "has 65.05 ± " in second
-    assert second.endswith("+2.00 ± 0.00 points from HCL, clear of zero over 2 seeds.")
+    assert "+2.00 ± 0.00 points from HCL, clear of zero over 2 seeds; with four views" in second
+    assert second.endswith("+6.00 ± 0.00 points from HCL, clear of zero over 2 seeds.")
     text = write_report(study).read_text()
     assert text.index(first) < text.index("<svg") < text.index("<article")
 
