@@ -85,8 +85,12 @@ COMBINATIONS: dict[str, dict[str, Any]] = {
     "decoupled": {"objective__name": "decoupled"},
     "4 views, half the batch": _FOUR_VIEWS,
     "4 views, half the batch, lr 0.12": _FOUR_VIEWS | {"optim__lr": 0.12},
-    "4 views, half the batch, momentum 0.95": _FOUR_VIEWS | {"target__momentum": 0.95},
-    "4 views, half the batch, no rows (control)": _FOUR_VIEWS | _NO_ROWS,
+    "4 views, half the batch, one network": _FOUR_VIEWS | _ONE_NETWORK,
+    "4 views, half the batch, one network, L_soft at a third": {
+        **(_FOUR_VIEWS | _ONE_NETWORK | EQUAL_SUM),
+        "loss__soft_weight": 0.33,
+    },
+    "4 views, half the batch, one network, no rows (control)": _FOUR_VIEWS | _ONE_NETWORK | _NO_ROWS,
     "lr 0.03": {"optim__lr": 0.03},
     "lr 0.12": {"optim__lr": 0.12},
 }
