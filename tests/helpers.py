@@ -188,6 +188,15 @@ def using(threads: Any) -> Any:
         torch.set_num_threads(before)
 
 
+TASKS = Path("/proc/self/task")
+linux_threads = pytest.mark.skipif(not TASKS.exists(), reason="counts the threads that Linux lists")
+
+
+def native_threads() -> set[str]:
+    """Ids of the threads of this process, those of OpenMP too."""
+    return {task.name for task in TASKS.iterdir()}
+
+
 def method(name: Any = "psm", **groups: Any) -> Any:
     """A method with some settings changed: method(loss={"hard_weight": 0.0})."""
     return get_method(name, **groups)

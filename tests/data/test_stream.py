@@ -2,13 +2,14 @@
 
 import io
 import tarfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from helpers import save_images
+from helpers import linux_threads, native_threads, save_images, using
 from psm.config.schema import ImagesConfig
 from psm.data import ImageDataset, ImageStore, load_dataset
 from psm.data.stream import ImageStream, image_stream
@@ -165,3 +166,19 @@ def test_hugging_face_datasets_are_decoded_as_they_are_read(tmp_path: Path) -> N
     assert [index for index, _ in failures] == [3]
     _, expected = opened(tmp_path / "images", size=16)
     assert np.array_equal(pixels, expected[[0, 1, 2, 4]])
+
+
+@linux_threads
+def test_a_reader_of_a_loaded_set_starts_no_team_of_openmp_threads() -> None:
+    """Beside a second team the threads of the network would sleep between its operations."""
+    loaded = ImageDataset("loaded", ImageStore(np.zeros((512, 3, 32, 32), dtype=np.uint8)), None, ())
+    with (
+        using(2),
+        image_stream(loaded, ImagesConfig(), progress=False) as stream,
+        ThreadPoolExecutor(1) as reader,
+    ):
+        torch.ones(2**17).sum()
+        reader.submit(int).result()
+        before = native_threads()
+        reader.submit(stream.read, np.arange(512)).result()
+        assert native_threads() <= before

@@ -8,6 +8,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import psm.losses.chunked
 import psm.utils.devices
+from helpers import linux_threads, native_threads, using
 from psm.config.schema import OptimConfig, ViewsConfig
 from psm.data import ImageStore
 from psm.data.loader import BatchLoader
@@ -148,3 +149,12 @@ def test_the_device_that_a_name_stands_for_and_one_that_is_not_there() -> None:
     if not torch.cuda.is_available():
         with pytest.raises(UserError, match=r"accelerator=gpu cannot be used here: give one of auto, .*cpu"):
             psm.utils.devices.find_device("gpu")
+
+
+@linux_threads
+def test_a_second_team_of_threads_is_there_while_threads_that_wait_must_sleep() -> None:
+    with using(2):
+        torch.ones(2**17).sum()  # the team of this thread
+        before = native_threads()
+        with psm.utils.devices.idle_threads_sleep():
+            assert len(native_threads() - before) == 2  # the thread, and the other one of its team

@@ -127,10 +127,12 @@ class ImageStore:
         indices = torch.as_tensor(indices, dtype=torch.int64, device="cpu")
         if self._rows is not None:
             indices = self._rows[indices]
-        if isinstance(self._pixels, np.ndarray) and not self.mapped:
-            return torch.from_numpy(self._pixels).index_select(0, indices)
         if len(indices) and not 0 <= int(indices.min()) <= int(indices.max()) < len(self._pixels):
             raise IndexError(f"image ids run from 0 to {len(self._pixels) - 1}")
+        if isinstance(self._pixels, np.ndarray) and not self.mapped:
+            # By NumPy: in a reader's thread torch would start a second team of OpenMP threads, and with more threads
+            # than cores those of the network sleep between its operations instead of waiting for the next.
+            return torch.from_numpy(self._pixels.take(indices.numpy(), axis=0))
         if isinstance(self._pixels, Streamed):
             return torch.from_numpy(self._pixels.take_batch(indices.numpy()))
         batch = torch.empty((len(indices), *self.shape), dtype=torch.uint8)

@@ -25,7 +25,7 @@ from psm.data.names import FileNames, printable
 from psm.data.registry import ARCHIVES, NAMES
 from psm.data.shard_files import is_shards
 from psm.data.splits import limit_indices
-from psm.utils.devices import num_cores
+from psm.utils.devices import idle_threads_sleep, num_cores
 
 NAMES_AT_ONCE = 4096
 _SAMPLE = 64  # images of a loaded data set that its fingerprint depends on
@@ -96,12 +96,15 @@ def image_stream(
     sources = [str(data)] if isinstance(data, (str, Path)) else [str(source) for source in data]
     with ThreadPoolExecutor(num_cores()) as pool, decode.quiet_pillow():
         if len(sources) == 1 and sources[0].startswith(hugging_face.PREFIX):
-            yield _of_hugging_face(sources[0], config, size or config.size, pool)
+            stream = _of_hugging_face(sources[0], config, size or config.size, pool)
         elif (found := _find_files(sources, config, progress)) is not None:
             kept = limit_indices(found.split.labels, len(found.split.files), config.limit)
-            yield _of_files(found, found.split.take(kept), size or config.size, config, pool)
+            stream = _of_files(found, found.split.take(kept), size or config.size, config, pool)
         else:
             yield _of_dataset(load_dataset(sources if len(sources) > 1 else sources[0], config, progress), config.limit)
+            return
+        with idle_threads_sleep():
+            yield stream
 
 
 def _find_files(sources: list[str], config: ImagesConfig, progress: bool) -> _FoundFiles | None:

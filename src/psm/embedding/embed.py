@@ -158,8 +158,6 @@ def compute(encoder: LoadedEncoder, stream: ImageStream, work: PartialRows, conf
     """
 
     def write(embeddings: torch.Tensor, images: int, failures: list[Failure]) -> None:
-        if config.normalize:
-            embeddings = normalize(embeddings, dim=1)
         work.append(_as_type(embeddings, work.dtype), images, failures)
         done(work.images)
 
@@ -171,6 +169,8 @@ def compute(encoder: LoadedEncoder, stream: ImageStream, work: PartialRows, conf
             embeddings = torch.empty(0, work.width)
             if len(pixels):
                 embeddings = encoder.embed(torch.from_numpy(pixels), config.batch_size)
+            if config.normalize:
+                embeddings = normalize(embeddings, dim=1)
             written(embeddings, len(indices), failures)
 
 

@@ -1,7 +1,9 @@
 """What depends on the device: asynchronous copies, precision and free memory."""
 
 import os
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
 
 import torch
@@ -49,6 +51,21 @@ def without_autocast(device: torch.device) -> AbstractContextManager:
 def num_cores() -> int:
     """Cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+_PARALLEL = 2**17  # numbers that torch adds up with several threads
+
+
+@contextmanager
+def idle_threads_sleep() -> Iterator[None]:
+    """Context in which threads of an operation that wait for each other leave their cores to other threads.
+
+    For a network on a CPU beside threads that decode. libgomp, torch's OpenMP on Linux, lets a thread that waits turn
+    in a loop unless there are more threads than cores. So a second team of threads is started, which does nothing.
+    """
+    with ThreadPoolExecutor(1) as idle:
+        idle.submit(torch.ones(_PARALLEL).sum).result()
+        yield
 
 
 def free_bytes(device: torch.device) -> int:
