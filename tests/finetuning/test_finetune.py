@@ -67,7 +67,8 @@ def test_the_run_folder_has_the_best_and_the_last_classifier(tmp_path: Path, run
     assert psm.load_encoder(tmp_path / "clf/checkpoints/last.ckpt").info.epoch == 3
     page = write_page(tmp_path / "clf", data).read_text()
     assert f"{result.best.test.top1:.2f}" in page
-    assert "What is taken for what" in page
+    table = page.partition("What is taken for what")[2].partition("</table>")[0]
+    assert all(table.count(f">{name}</") == 2 for name in data.classes), "not each row and column has its whole name"
     assert page.count("<svg") == 4
     assert json.loads((tmp_path / "clf/finetune.json").read_text())["best"]["epoch"] == result.best.epoch
 

@@ -77,6 +77,13 @@ def test_a_gain_with_few_labels_only_is_said_in_part() -> None:
     assert "no gain beyond chance" in worth.sentence
 
 
+def test_a_point_and_the_gain_over_it_have_one_accuracy() -> None:
+    worth = compared({10: 0.1565, 100: 0.2155}, {10: 0.1791, 100: 0.2331})
+    points = {(point.arm, point.labels): point.top1 for point in worth.points}
+    for gain in worth.gains:
+        assert (gain.scratch, gain.top1) == (points["scratch", gain.labels], points[gain.arm, gain.labels])
+
+
 def test_a_difference_within_chance_is_no_answer() -> None:
     worth = compared({100: 0.6}, {100: 0.603})
     assert worth.verdict == "open"

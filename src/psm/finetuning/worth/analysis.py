@@ -101,7 +101,12 @@ def _point(arm: str, amount: str, labels: int, right: Tensor) -> Point:
     low, high = crossed_interval(right)
     each = [100 * x for x in right.double().mean(1).tolist()]
     interval = Interval(max(0.0, 100 * low), min(100.0, 100 * high))
-    return Point(arm, amount, labels, len(right), sum(each) / len(each), interval, each)
+    return Point(arm, amount, labels, len(right), _percent(right), interval, each)
+
+
+def _percent(right: Tensor) -> float:
+    """The accuracy over all draws, (draws, test images)."""
+    return 100 * right.double().mean().item()
 
 
 def crossed_interval(values: Tensor) -> Interval:
@@ -134,9 +139,9 @@ def _gains(curves: Curves, amounts: Mapping[int, str], seed: int) -> list[Gain]:
         rivals = {arm: curves[arm][labels] for arm in others if labels in curves[arm]}
         if not rivals:
             continue
-        arm, right = max(rivals.items(), key=lambda rival: rival[1].double().mean().item())
+        arm, right = max(rivals.items(), key=lambda rival: _percent(rival[1]))
         low, high = crossed_interval(_difference(right, base))
-        top1, below = (100 * x.double().mean().item() for x in (right, base))
+        top1, below = _percent(right), _percent(base)
         gains.append(
             Gain(
                 amounts[labels],
