@@ -144,7 +144,12 @@ def test_unreadable_images_are_listed_and_left_out(run: Any, tmp_path: Path, cap
     for name in ("0a", "3a", "9"):
         (folder / f"{name}.jpg").write_bytes(b"no image")
     out = tmp_path / "features.parquet"
-    assert main(["embed", str(run), f"data={folder}", f"out={out}", "batch_size=4", "progress=false"]) == 0
+    command = ["embed", str(run), f"data={folder}", f"out={out}", "progress=false"]
+    assert main([*command, "images.limit=2"]) == 0
+    said = capsys.readouterr().out
+    assert "left out:   1 image, listed" in said
+    assert "(1 row of 256 numbers" in said
+    assert main([*command, "overwrite=true", "batch_size=4"]) == 0
     said = capsys.readouterr().out
     assert "unreadable: 3a.jpg: not an image" in said
     assert "left out:   3 images" in said

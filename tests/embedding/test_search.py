@@ -124,6 +124,8 @@ def test_mistakes_get_a_sentence(place: Any, tmp_path: Path, capsys: Any) -> Non
     (tmp_path / "empty").mkdir()
     np.save(tmp_path / "plain.npy", np.zeros((3, 4)))
     (tmp_path / "plain.npy.names.csv").write_text("path\na\nb\nc\n")
+    np.save(tmp_path / "alone.npy", np.zeros((3, 4)))
+    (tmp_path / "cut.parquet").write_bytes((place / "features.parquet").read_bytes()[:500])
     for arguments, says in (
         ([], "features= is missing"),
         ([features], "a query is missing"),
@@ -135,6 +137,8 @@ def test_mistakes_get_a_sentence(place: Any, tmp_path: Path, capsys: Any) -> Non
         ([str(tmp_path / "none.parquet"), "row=0"], "does not exist"),
         ([str(tmp_path / "text.jpg"), "row=0"], "ends in none of"),
         ([str(tmp_path / "plain.npy"), "row=0"], "does not say which encoder"),
+        ([str(tmp_path / "alone.npy"), "row=0"], "alone.npy.names.csv, which `psm embed` wrote"),
+        ([str(tmp_path / "cut.parquet"), "row=0"], "this is not a parquet file.\n"),
         ([features, "row=0", f"out={tmp_path}"], "is a folder"),
         ([features, "row=0", f"out={tmp_path / 'text.jpg'}"], "exists: give overwrite=true"),
     ):
@@ -146,8 +150,9 @@ def test_mistakes_get_a_sentence(place: Any, tmp_path: Path, capsys: Any) -> Non
 
 
 def test_faiss_finds_what_the_exact_search_finds_and_is_made_once(
-    place: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    place: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    monkeypatch.setattr("psm.embedding.faiss_search.MANY", 400)
     psm.embed(place / "run", "shapes", tmp_path / "f.npy", images={"limit": 400}, progress=False)
     file = tmp_path / "f.npy"
     exact, inverted = psm.ImageIndex(file), psm.ImageIndex(file, "faiss", probes=10)
@@ -161,6 +166,7 @@ def test_faiss_finds_what_the_exact_search_finds_and_is_made_once(
     made = (tmp_path / "f.npy.faiss").stat().st_mtime_ns
     run_search({"features": str(file), "row": 0, "index": "faiss"})
     assert (tmp_path / "f.npy.faiss").stat().st_mtime_ns == made
+    assert [record.message.endswith("once: this takes minutes.") for record in caplog.records] == [True]
     content = bytearray((tmp_path / "f.npy.faiss").read_bytes())
     content[len(content) // 2] ^= 1
     (tmp_path / "f.npy.faiss").write_bytes(content)

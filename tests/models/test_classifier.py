@@ -53,6 +53,15 @@ def test_an_encoder_is_no_classifier_and_the_answer_says_how_to_make_one(tmp_pat
         psm.load_classifier(tmp_path / "none")
 
 
+def test_the_encoder_of_a_classifier_is_answered_with_the_classifier_beside_it(
+    tmp_path: Path, classifier: Classifier
+) -> None:
+    run = save_untrained_encoder(tmp_path / "clf")
+    save_classifier(run / "classifier.safetensors", classifier, ClassifierInfo(INFO, ["a", "b", "c"], 1.0))
+    with pytest.raises(UserError, match=r"encoder\.safetensors holds no classifier: give .*/classifier\.safetensors"):
+        psm.load_classifier(run / "encoder.safetensors")
+
+
 def test_the_folded_head_computes_what_the_trained_one_does() -> None:
     torch.manual_seed(0)
     features = 3 * torch.randn(50, 6).relu() + 1

@@ -18,7 +18,11 @@ def run(arguments: Sequence[str]) -> None:
     for path, reason in result.unreadable[:SHOWN]:
         print(f"unreadable: {path}: {reason}")
     if result.unreadable:
-        print(f"left out:   {len(result.unreadable):,} images, listed in {result.file}{UNREADABLE}")
+        print(f"left out:   {_counted(len(result.unreadable), 'image')}, listed in {result.file}{UNREADABLE}")
     size = result.file.stat().st_size / 1e6
-    print(f"features:   {result.file} ({result.rows:,} rows of {result.width} numbers, {size:.1f} MB)")
+    print(f"features:   {result.file} ({_counted(result.rows, 'row')} of {result.width} numbers, {size:.1f} MB)")
     print(f"search:     psm search {result.file} query=PHOTO")
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count:,} {what}{'s' if count != 1 else ''}"

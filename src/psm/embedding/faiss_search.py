@@ -5,6 +5,7 @@ The index is made once and kept beside the file of embeddings, as ``FEATURES.fai
 """
 
 import json
+import logging
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,7 +22,9 @@ from psm.utils.errors import UserError
 from psm.utils.files import replaced_atomically, write_text_atomically
 from psm.utils.resources import write_error
 
+log = logging.getLogger("psm")
 SUFFIX = ".faiss"
+MANY = 100_000  # rows of an index that is announced, because it takes a minute or more
 SAMPLE = 64  # rows that a list's centroid is fitted to
 LEAST = 40  # rows a list
 
@@ -68,6 +71,8 @@ class InvertedFile:
     def _made(self) -> Any:
         count, width = self.table.embeddings.shape
         lists = max(1, min(round(4 * count**0.5), count // LEAST))
+        if count >= MANY:
+            log.warning("making %s of %s rows, once: this takes minutes.", self.path, f"{count:,}")
         index = faiss().index_factory(width, f"IVF{lists},SQfp16", faiss().METRIC_INNER_PRODUCT)
         index.cp.spherical = True
         random = np.random.default_rng(0)

@@ -220,9 +220,11 @@ def find_classifier(path: str | Path) -> Path:
 
 
 def _no_classifier(path: Path) -> str:
-    run = run_folder_of(path)
-    if RunFolder(run).marker.exists():
-        path = run
+    run = RunFolder(run_folder_of(path))
+    if path != run.folder and run.classifier.exists():
+        return f"checkpoint={path} holds no classifier: give {run.classifier}."
+    if run.marker.exists():
+        path = run.folder
     return (
         f"checkpoint={path} holds no classifier: train one with `psm finetune checkpoint={path} data=LABELED "
         "out=runs/clf`, then give runs/clf."

@@ -52,10 +52,14 @@ def read_table(path: Path, key: str = "features") -> Table:
     read = find_format(path, key).read
     try:
         content = read(path)
+    except FileNotFoundError as error:
+        raise UserError(
+            f"{path} is not complete: {error.filename}, which `psm embed` wrote beside it, is missing."
+        ) from None
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror or error}.") from None
     except Exception as error:  # whatever a library raises on bytes that are not its own
-        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        reason = " ".join(str(error).split())[:200].rstrip(".") or type(error).__name__
         raise UserError(f"{path} is damaged, or not a file of embeddings: {reason}.") from None
     if content.about is None:
         raise UserError(f"{path} does not say which encoder made its embeddings: give a file that `psm embed` wrote.")
