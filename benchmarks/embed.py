@@ -84,6 +84,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
+    ops.keep_freed_memory()  # as the command does; for the forward pass alone too
     encoder = open_encoder(options.run)
     threads = {"OMP_NUM_THREADS": str(options.threads), "PYTHONPATH": str(HERE.parent / "src")}
     with tempfile.TemporaryDirectory() as place:

@@ -13,7 +13,9 @@ def run(arguments: Sequence[str]) -> None:
     overrides = settings.parse(with_positional(arguments, "checkpoint"), Config)
     settings.build(Config, *overrides)
     from psm.embedding.embed import UNREADABLE, run_embedding
+    from psm.ops import keep_freed_memory
 
+    keep_freed_memory()
     result = run_embedding(*overrides)
     for path, reason in result.unreadable[:SHOWN]:
         print(f"unreadable: {path}: {reason}")

@@ -10,8 +10,10 @@ from psm.config.explore import ExploreConfig as Config
 def run(arguments: Sequence[str]) -> None:
     overrides = settings.parse(with_positional(arguments, "checkpoint"), Config)
     settings.build(Config, *overrides)
+    from psm.ops import keep_freed_memory
     from psm.reporting.explorer import run_exploration
 
+    keep_freed_memory()
     result = run_exploration(*overrides)
     collection, page = result.collection, result.page
     groups, doubtful = int(collection.duplicates.group.max()) + 1, len(collection.doubtful)

@@ -11,7 +11,9 @@ def run(arguments: Sequence[str]) -> None:
     overrides = settings.parse(with_positional(arguments, "checkpoint"), Config)
     settings.build(Config, *overrides)
     from psm.finetuning.predict import run_prediction
+    from psm.ops import keep_freed_memory
     from psm.reporting.finetune_terminal import prediction_lines
 
+    keep_freed_memory()
     for line in prediction_lines(run_prediction(*overrides)):
         print(line)
