@@ -208,6 +208,7 @@ def test_command_line_and_mistakes(run: Any, folder: Any, tmp_path: Path, capsys
     assert "does not exist" in capsys.readouterr().err
     assert [path.name for path in (tmp_path / "full").iterdir()] == ["mine.txt"]
     assert not (tmp_path / "x").exists()
+    assert not (tmp_path / "y").exists()
 
 
 def test_a_page_that_cannot_stay_small_is_refused(

@@ -43,7 +43,8 @@ class RunPlan:
         lines = [
             f"{self.images:,} images of {self.size} x {self.size} pixels from {self.data} · {self.task} with "
             f"{self.encoder} ({_count(self.parameters)} parameters)",
-            f"{self.epochs:,} epochs, {self.steps:,} steps of {self.batch_size:,} images on {self.device}{memory}",
+            f"{self.epochs:,} epoch{'s' * (self.epochs > 1)}, {self.steps:,} step{'s' * (self.steps > 1)} of "
+            f"{self.batch_size:,} images on {self.device}{memory}",
         ]
         if self.memory_bytes is not None and self.free_bytes is not None and self.memory_bytes > self.free_bytes:
             lines.append(

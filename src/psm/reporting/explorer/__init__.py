@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -87,6 +88,7 @@ def run_exploration(
     _embed(folder / FEATURES, config, data, encoder)
     index = ImageIndex(folder / FEATURES, config.index)
     if len(index) < 2:
+        _remove_features(folder)
         raise UserError(f"data={config.data} holds a single image that can be read: give more of them.")
     with table_images(index.table, data=data) as read:
         collection = analyze(index, read, config)
@@ -104,6 +106,14 @@ def _embed(
     shared = ("checkpoint", "data", "batch_size", "accelerator", "precision", "progress", "images")
     given = {name: getattr(config, name) for name in shared}
     run_embedding(given | {"out": str(features), "overwrite": True}, data=data, encoder=encoder, reuse=True)
+
+
+def _remove_features(folder: Path) -> None:
+    """Remove the embeddings that nothing will be made of, and the folder if it holds nothing else."""
+    for path in folder.glob(f"{FEATURES}*"):
+        path.unlink()
+    with suppress(OSError):
+        folder.rmdir()
 
 
 def _folder(config: ExploreConfig, encoder: Path) -> Path:
