@@ -6,6 +6,7 @@ import subprocess
 import sys
 from copy import deepcopy
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,19 +17,29 @@ from safetensors.torch import load_file
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from psm.config.schema import MonitorConfig, ViewsConfig
+from psm.data import ImageDataset, ImageStore
 from psm.data.loader import rank_slice
 from psm.losses import chunked as chunked_loss
 from psm.methods import METHODS, get_method
+from psm.mining.draws import KeyedDraws, draw_keys
 from psm.mining.memory_bank import MemoryBank
 from psm.models.heads import prediction_head, projection_head
 from psm.models.siamese import SiameseNetworks
-from psm.training.distributed import gather, sync_batchnorm
+from psm.training import health
+from psm.training.distributed import gather, gather_rows, sync_batchnorm
 from psm.training.distributed import processes as run_processes
-from psm.training.module import step_loss
+from psm.training.measures import sampled_features
+from psm.training.module import StepOutputs, step_loss
+from psm.training.online_probe import OnlineProbe
+from psm.training.online_scores import online_scores
+from psm.training.shared_features import own_features
 from psm.utils.checkpoint_file import read_checkpoint
 from psm.utils.files import read_lines
+from psm.views.transform import Views
 
 BATCH, STEPS = 8, 3
+KEYED = "keyed draws"  # PSM with the draws of an accelerator
 
 
 # Every row, and the choices beside the paper together.
@@ -41,6 +52,7 @@ SPECS = {name: get_method(name) for name in METHODS} | {
         loss={"redundancy_weight": 1.0},
     ),
     "sharded": get_method("psm", bank={"sharded": True}),
+    KEYED: get_method("psm"),
 }
 
 
@@ -84,7 +96,9 @@ def train(method: Any, rank: Any, world: Any) -> Any:
         random = torch.Generator().manual_seed(index)
         views = torch.randn(2, BATCH, 3, 6, 6, generator=random, dtype=torch.float64)
         ids = torch.randperm(20, generator=random)[:BATCH]
-        loss, _, latest = wrapped(views[:, mine], ids[mine], torch.Generator().manual_seed(index))
+        numbers = torch.Generator().manual_seed(index)
+        draws = KeyedDraws(draw_keys(BATCH, numbers)) if method == KEYED else numbers
+        loss, _, latest = wrapped(views[:, mine], ids[mine], draws)
         optimizer.zero_grad()
         loss.backward()
         gradients = {n: p.grad.clone() for n, p in step.named_parameters() if p.grad is not None}
@@ -115,11 +129,38 @@ def everything(rank: Any, world: Any) -> Any:
         return whole | {f"{method} in chunks": train(method, rank, world) for method in CHUNKED_ANCHORS}
 
 
+def monitored(rank: int, world: int) -> dict[str, Any]:
+    """What is measured at the end of an epoch, on fewer images of one set than there are processes."""
+    random = torch.Generator().manual_seed(5)
+    pixels = torch.randint(0, 200, (60, 3, 8, 8), generator=random, dtype=torch.uint8)
+    labels = torch.arange(60) % 3
+    pixels[:, 0] += 8 * labels[:, None, None].byte()
+    train, test, few = (ImageStore(pixels[a:b], labels[a:b]) for a, b in ((0, 31), (31, 60), (0, 1)))
+    torch.manual_seed(0)
+    encoder = Encoder()
+    encoder[1].running_mean += rank  # batch norm that was not joined
+    probe = OnlineProbe(10, 3)
+    probe.weight.copy_(torch.randn(3, 10, generator=random))
+    module: Any = SimpleNamespace(
+        config=SimpleNamespace(monitor=MonitorConfig(linear=True)),
+        networks=SimpleNamespace(encoder=encoder),
+        views=Views(ViewsConfig(), 8, (0.5,) * 3, (0.2,) * 3),
+        probe=probe,
+    )
+    one = gather_rows(own_features(encoder, few, module.views, torch.arange(1)))
+    scores = online_scores(module, ImageDataset("some", train, test, ("a", "b", "c")))
+    features, mine = torch.arange(2.0 * BATCH * 3).view(2, BATCH, 3), rank_slice(BATCH, rank, world)
+    outputs = StepOutputs(features[:, mine].flatten(0, 1), torch.zeros(2, BATCH, 4), torch.zeros(0), torch.zeros(0))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(health, "SAMPLED", 3)
+        return {"one": one, "scores": scores, "health": sampled_features(outputs)}
+
+
 def worker(rank: Any, port: Any, folder: Any, world: Any) -> None:
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     torch.set_num_threads(1)
     dist.init_process_group("gloo", rank=rank, world_size=world)
-    torch.save(everything(rank, world), f"{folder}/{rank}.pt")
+    torch.save(everything(rank, world) | {"monitored": monitored(rank, world)}, f"{folder}/{rank}.pt")
     dist.destroy_process_group()
 
 
@@ -156,6 +197,18 @@ def test_several_processes_equal_one(processes: Any, one_process: Any, method: s
         for name in ("bank.rows", "bank.ids"):
             first, *others = (rank[step]["state"][name] for rank in ranks)
             assert all(torch.equal(first, other) for other in others), "banks differ between ranks"
+
+
+def test_scores_and_health_are_those_of_one_process(processes: Any) -> None:
+    """Features are shared out, and so are the queries; batch norm has rank 0's statistics everywhere."""
+    one = monitored(0, 1)
+    assert one["scores"].keys() == {"knn", "linear"}
+    assert 40 < one["scores"]["knn"] < 100
+    assert torch.equal(one["health"], torch.arange(2.0 * BATCH * 3).view(2, BATCH, 3)[:, ::3].flatten(0, 1))
+    for rank in processes:
+        assert rank["monitored"]["scores"] == one["scores"]
+        torch.testing.assert_close(rank["monitored"]["one"], one["one"])
+        assert torch.equal(rank["monitored"]["health"], one["health"])
 
 
 CHUNKED = ("simclr", "byol", "vicreg")

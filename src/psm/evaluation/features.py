@@ -34,9 +34,10 @@ def extract(
     indices: Tensor | None = None,
     batch_size: int = 512,
     precision: str = "32-true",
+    device: torch.device | str = "cpu",
     advance: Callable[[int], None] = lambda count: None,
 ) -> Tensor:
-    """Features (N, F) of images, float32 on the CPU.
+    """Features (N, F) of images, float32.
 
     Args:
         encoder: maps inputs (B, 3, H, W) to features (B, F).
@@ -45,6 +46,7 @@ def extract(
         indices: which images, (N,); all by default.
         batch_size: images per forward pass.
         precision: 32-true, bf16-mixed or 16-mixed.
+        device: where the features are kept.
         advance: called with the number of images after each batch.
     """
     prepare = prepare.plain if isinstance(prepare, Views) else prepare
@@ -59,7 +61,7 @@ def extract(
     ):
         for rows in indices.split(batch_size):
             inputs = prepare(images.take(rows).to(place.device))
-            features.append(encoder(inputs.to(place.dtype)).float().cpu())
+            features.append(encoder(inputs.to(place.dtype)).float().to(device))
             advance(len(rows))
     return torch.cat(features)
 

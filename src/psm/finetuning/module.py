@@ -17,9 +17,10 @@ from psm.evaluation.features import extract
 from psm.finetuning.layers import layer_scales
 from psm.models.classifier import Classifier, LinearHead
 from psm.models.pretrained import EncoderInfo
-from psm.training.distributed import gather
+from psm.training.distributed import gather, gather_rows
 from psm.training.optim import build_optimizer
 from psm.training.run_module import RunModule
+from psm.training.shared_features import own_features
 from psm.utils.devices import without_autocast
 from psm.utils.indices import evenly_spaced
 from psm.utils.seeding import derived_seed, seed_networks
@@ -136,11 +137,16 @@ class FinetuneModule(RunModule):
 
     @torch.inference_mode()
     def validation_logits(self) -> tuple[Tensor, Tensor]:
-        """Logits (N, classes) of the validation images as the classifier is now, and their labels."""
+        """Logits (N, classes) of the validation images as the classifier is now, and their labels.
+
+        Called on every rank: the images are shared out.
+        """
         assert self.validation is not None
         assert self.validation.labels is not None
         if self.validation_features is None:
-            return extract(self.networks, self.validation, self.views), self.validation.labels
+            every = torch.arange(len(self.validation))
+            own = own_features(self.networks, self.validation, self.views, every)
+            return gather_rows(own).cpu(), self.validation.labels
         rows = self.validation_features.to(self.networks.head.weight)
         return self.networks.head(rows).float().cpu(), self.validation.labels
 

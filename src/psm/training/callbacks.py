@@ -60,9 +60,8 @@ class MetricsCallback(lightning.Callback):
     def on_train_epoch_end(self, trainer: lightning.Trainer, module: RunModule) -> None:  # type: ignore[override]
         record = self._measure(trainer, module)
         module.epoch_mean.reset()
-        if trainer.is_global_zero:
-            record |= self.measures.score(module, record["epoch"])
-        # Rank 0 scores the encoder; a callback that stops the run must decide alike on every rank.
+        record |= self.measures.score(module, record["epoch"])
+        # Times differ between ranks; a callback that stops the run must decide alike on every one.
         record = trainer.strategy.broadcast(record) if trainer.world_size > 1 else record
         self.history.append(record)
         if trainer.is_global_zero:
@@ -74,7 +73,7 @@ class MetricsCallback(lightning.Callback):
         trainer.callback_metrics.update(metrics)
 
     def _measure(self, trainer: lightning.Trainer, module: RunModule) -> dict[str, Any]:
-        """The epoch's record but for what rank 0 scores."""
+        """The epoch's record but for the scores."""
         seconds = time.perf_counter() - self.epoch_started
         steps = trainer.global_step - self.epoch_first_step
         means = module.epoch_mean.means()

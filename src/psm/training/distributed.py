@@ -82,6 +82,32 @@ class _Gather(torch.autograd.Function):
         return gradient.narrow(ctx.dim, dist.get_rank() * ctx.length, ctx.length), None
 
 
+def rank_part(count: int) -> slice:
+    """The consecutive part of so many items that this process takes; parts differ by at most one item."""
+    rank = dist.get_rank() if world() > 1 else 0
+    return slice(rank * count // world(), (rank + 1) * count // world())
+
+
+@torch.no_grad()
+def gather_rows(local: Tensor) -> Tensor:
+    """The rows of all processes (N, ...) in order of rank, where these may have different numbers; no gradient."""
+    if world() == 1:
+        return local
+    lengths = gather(torch.tensor([len(local)], device=local.device)).tolist()
+    padded = local.new_zeros((max(lengths), *local.shape[1:]))
+    padded[: len(local)] = local
+    parts = gather(padded).split(max(max(lengths), 1))
+    return torch.cat([part[:length] for part, length in zip(parts, lengths, strict=True)])
+
+
+@torch.no_grad()
+def broadcast_buffers(module: nn.Module) -> None:
+    """Give every process the buffers of rank 0; batch norm that is not joined has others on each."""
+    if world() > 1:
+        for buffer in module.buffers():
+            dist.broadcast(buffer, 0)
+
+
 class ProcessGroup:
     """The processes of a run, as losses see them."""
 

@@ -12,6 +12,11 @@ SAMPLED = 1024  # images that health is measured on, at most
 HEALTH = ("feature_std", "effective_rank", "alignment", "uniformity")  # what feature_health measures
 
 
+def sampling_step(images: int) -> int:
+    """Health is measured on every so many-th image of a batch."""
+    return max(1, -(-images // SAMPLED))
+
+
 @torch.no_grad()
 def feature_health(features: Tensor, projection: Tensor) -> dict[str, float]:
     """Health metrics of one batch's features (2N, F) and projections (2, N, D), of at most SAMPLED of its images.
@@ -21,8 +26,8 @@ def feature_health(features: Tensor, projection: Tensor) -> dict[str, float]:
         effective_rank: exp of the entropy of the variance over principal components.
         alignment, uniformity: Wang and Isola 2020.
     """
-    features = features[:: max(1, -(-len(features) // (2 * SAMPLED)))]
-    projection = projection[:, :: max(1, -(-projection.shape[1] // SAMPLED))]
+    features = features[:: sampling_step(len(features) // 2)]
+    projection = projection[:, :: sampling_step(projection.shape[1])]
     if features.device.type not in ("cpu", "cuda"):  # not every device has float64 or these operations
         features, projection = features.cpu(), projection.cpu()
     features, projection = features.double(), normalize(projection.double(), dim=-1)

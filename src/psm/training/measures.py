@@ -3,10 +3,14 @@
 from collections.abc import Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
+from torch import Tensor
+
 from psm.data import ImageDataset
+from psm.data.loader import rank_slice
 from psm.mining.purity import SERVED, finalize
-from psm.training.health import HEALTH, feature_health, health_warnings
-from psm.training.module import PretrainModule
+from psm.training.distributed import gather_rows, processes
+from psm.training.health import HEALTH, feature_health, health_warnings, sampling_step
+from psm.training.module import PretrainModule, StepOutputs
 from psm.training.online_scores import online_score_names, online_scores
 from psm.training.run_module import RunModule
 
@@ -23,7 +27,7 @@ class Measures(Protocol, Generic[Module]):
         """The metrics of an epoch, from the means over its steps; on every rank."""
 
     def score(self, module: Module, epoch: int) -> dict[str, float]:
-        """Metrics that are measured on rank 0 alone; the other ranks receive them."""
+        """Scores of the networks on other images than the epoch's; on every rank, which share the images out."""
 
     def warnings(self, history: Sequence[dict[str, Any]]) -> list[str]:
         """Sentences about the last of these records; what stands before the colon is the kind of trouble."""
@@ -40,7 +44,7 @@ class PretrainMeasures:
         return [*means, *HEALTH, *online_score_names(module, self.data)]
 
     def measure(self, module: PretrainModule, means: dict[str, float]) -> dict[str, Any]:
-        return {**finalize(means), **feature_health(module.outputs.features, module.outputs.projection)}
+        return {**finalize(means), **feature_health(sampled_features(module.outputs), module.outputs.projection)}
 
     def score(self, module: PretrainModule, epoch: int) -> dict[str, float]:
         due = epoch % module.config.monitor.every == 0 or epoch == module.config.epochs
@@ -48,3 +52,12 @@ class PretrainMeasures:
 
     def warnings(self, history: Sequence[dict[str, Any]]) -> list[str]:
         return health_warnings(history)
+
+
+def sampled_features(outputs: StepOutputs) -> Tensor:
+    """Features (2n, F) of two views of the images of the global batch that health is measured on, on every rank."""
+    views, size = outputs.projection.shape[:2]
+    features = outputs.features.unflatten(0, (views, -1))[:2].movedim(1, 0)  # (B, 2, F), of this rank
+    first = rank_slice(size, processes().rank, processes().count).start
+    wanted = [index for index in range(len(features)) if (first + index) % sampling_step(size) == 0]
+    return gather_rows(features[wanted]).movedim(0, 1).flatten(0, 1)

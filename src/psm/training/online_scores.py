@@ -1,13 +1,18 @@
-"""Scores of the encoder while it trains, where labels exist: nearest neighbors and the online linear probe."""
+"""Scores of the encoder while it trains, where labels exist: nearest neighbors and the online linear probe.
+
+Shared out over the processes of a run: each computes the features of its part of the images and classifies its part of
+the test images, on its device.
+"""
 
 from torch import Tensor
 
 from psm.config.schema import KnnConfig
 from psm.data import ImageDataset, ImageStore
 from psm.evaluation.accuracy import topk_accuracy
-from psm.evaluation.features import extract
-from psm.evaluation.knn import knn_accuracy
+from psm.evaluation.knn import knn_scores
+from psm.training.distributed import gather_rows
 from psm.training.module import PretrainModule
+from psm.training.shared_features import own_features
 
 
 def online_score_names(module: PretrainModule, data: ImageDataset) -> list[str]:
@@ -18,24 +23,25 @@ def online_score_names(module: PretrainModule, data: ImageDataset) -> list[str]:
 
 
 def online_scores(module: PretrainModule, data: ImageDataset) -> dict[str, float]:
-    """Top-1 accuracy in percent of each, on evenly spaced test images."""
+    """Top-1 accuracy in percent of each, on evenly spaced test images. Called on every rank; all get the same."""
     names, monitor = online_score_names(module, data), module.config.monitor
     if not names:
         return {}
     assert data.test is not None
-    test, labels = _features(module, data.test, monitor.test_images)
-    scores = {}
+    test, labels = _own_features(module, data.test, monitor.test_images)
+    votes = {}
     if "knn" in names:
-        train = _features(module, data.train, monitor.images)
-        scores["knn"] = knn_accuracy(*train, test, labels, len(data.classes), KnnConfig(), module.device).top1
+        own, train_labels = _own_features(module, data.train, monitor.images)
+        train, knn = gather_rows(own), KnnConfig()
+        votes["knn"] = knn_scores(train, train_labels, test, len(data.classes), knn.counts[0], knn.temperatures[0])
     if module.probe is not None:
-        logits = module.probe(test)
-        scores["linear"] = topk_accuracy(logits, labels.to(logits.device)).top1
-    return scores
+        votes["linear"] = module.probe(test)
+    return {name: topk_accuracy(gather_rows(own), labels).top1 for name, own in votes.items()}
 
 
-def _features(module: PretrainModule, images: ImageStore, most: int) -> tuple[Tensor, Tensor]:
-    """Features and labels of at most so many evenly spaced images."""
+def _own_features(module: PretrainModule, images: ImageStore, most: int) -> tuple[Tensor, Tensor]:
+    """Features of this process's part of at most so many evenly spaced images, and the labels of all of them."""
     assert images.labels is not None
     indices = images.sample(most)
-    return extract(module.networks.encoder, images, module.views, indices), images.labels[indices]
+    features = own_features(module.networks.encoder, images, module.views, indices)
+    return features, images.labels[indices].to(features.device)
