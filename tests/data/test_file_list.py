@@ -78,6 +78,16 @@ def test_an_unlabeled_source_makes_all_unlabeled_and_says_so(tmp_path: Path, cap
     assert "no labels in b" in caplog.text
 
 
+def test_a_list_of_one_class_has_labels_beside_others_only(tmp_path: Path) -> None:
+    labeled_folder(tmp_path / "a", ("cat", "dog"))
+    birds = labeled_folder(tmp_path / "b", ("bird",), start=50)
+    lists = [csv_list(tmp_path, "".join(f"b/bird/{n}.png,bird\n" for n in range(*r)), f"{r[0]}.csv")
+             for r in ((0, 3), (3, 5))]  # fmt: skip
+    assert read(tmp_path / "a", lists[0]).classes == ("bird", "cat", "dog")
+    assert read(*lists).classes == read(lists[0]).classes == ()
+    assert len(read(*lists).train) == len(list(birds.rglob("*.png")))
+
+
 def test_a_test_split_of_one_source_is_the_test_split_of_all(tmp_path: Path) -> None:
     labeled_folder(tmp_path / "a" / "train", ("cat", "dog"))
     labeled_folder(tmp_path / "a" / "test", ("cat", "dog"), start=50, each=2)

@@ -92,11 +92,13 @@ def joined_files(sources: Sequence[str], config: ImagesConfig) -> FileSet:
     short = [path.resolve().name if path.is_dir() else "" for path in paths]
     sets = []
     for source, path, prefix in zip(sources, paths, short, strict=True):
-        files = image_folder.scan(path, config) if path.is_dir() else file_list.scan(path, config)
+        files = image_folder.scan(path, config) if path.is_dir() else file_list.scan(path, config, part=True)
         unique = short.count(prefix) == 1
         prefixed = f"{(prefix if unique else source.rstrip('/'))}/" if prefix else ""
         sets.append(_with_prefix(files, prefixed))
-    return join_sets(sets)
+    joined = join_sets(sets)
+    one_class = len(joined.classes) == 1 and config.labels != "subfolder"
+    return joined.unlabeled if one_class and joined.test is None else joined
 
 
 def _with_prefix(data: FileSet, prefix: str) -> FileSet:

@@ -27,8 +27,11 @@ _SPLITS = ("split", "subset", "fold")
 Row = tuple[str, str | None, str | None]  # path, label, split
 
 
-def scan(path: Path, config: ImagesConfig) -> FileSet:
-    """The files that a list names; labels and a test split where it has them."""
+def scan(path: Path, config: ImagesConfig, part: bool = False) -> FileSet:
+    """The files that a list names; labels and a test split where it has them.
+
+    A single class is no label, unless the list is a part of a set: other parts may have other classes.
+    """
     try:
         rows = list(_READERS[path.suffix.lower()](path))
     except OSError as error:
@@ -52,7 +55,7 @@ def scan(path: Path, config: ImagesConfig) -> FileSet:
             "list, or use images.labels=none."
         )
     classes = tuple(sorted(set(known), key=natural))
-    if len(classes) < 2:
+    if len(classes) < 2 and not part:
         return FileSet(path.stem, FileSplit(files))
     whole = FileSplit(files, number_classes(known, classes))
     held = np.array([_is_test(path, split) for split in splits])
