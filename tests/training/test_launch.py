@@ -1,6 +1,7 @@
 """How processes find out which one they are, and what they tell each other before training begins."""
 
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -181,7 +182,9 @@ def test_two_nodes_under_torchrun_equal_one_process(tmp_path: Path, small_argume
 def test_a_killed_rank_ends_all_and_the_resumed_run_equals_the_whole_one(
     tmp_path: Path, small_arguments: list[str]
 ) -> None:
-    keys = [*small_arguments, "epochs=4", "accelerator=cpu", "save.every_steps=1", "resume=auto"]
+    """To the bit on as many processes, to rounding on another number of them."""
+    precise = ("accelerator=cpu", "precision=64-true", "optim.lr=0.01")
+    keys = [*small_arguments, "epochs=4", "save.every_steps=1", "resume=auto", *precise]
     codes, said = finished(torchrun(tmp_path / "whole", *keys, port=free_port()))
     assert codes == [0, 0], said
     out = tmp_path / "parts"
@@ -194,12 +197,19 @@ def test_a_killed_rank_ends_all_and_the_resumed_run_equals_the_whole_one(
     os.kill(worker, signal.SIGKILL)
     codes, said = finished(nodes)
     assert codes == [1, 1], said
+    shutil.copytree(out, tmp_path / "alone")
     codes, said = finished(torchrun(out, *keys, port=free_port()))
     assert codes == [0, 0], said
-    whole, parts = (
-        read_checkpoint(path / "checkpoints" / "last.ckpt")["state_dict"] for path in (tmp_path / "whole", out)
+    process = start_psm("pretrain", f"out={tmp_path / 'alone'}", "resume=true")
+    process.join(240)
+    assert process.exitcode == 0
+    whole, parts, alone = (
+        read_checkpoint(tmp_path / name / "checkpoints" / "last.ckpt")["state_dict"]
+        for name in ("whole", "parts", "alone")
     )
     assert all(torch.equal(whole[name], parts[name]) for name in whole)
+    for name in whole:
+        assert torch.allclose(whole[name].double(), alone[name].double(), 1e-3, 1e-4), name
 
 
 @pytest.mark.slow
