@@ -38,9 +38,10 @@ from psm.data.stream_loader import StreamLoader
 from psm.models.torchvision_ops import define_missing_operators
 from psm.utils.seeding import generator
 from psm.views.transform import Views
-from turns import in_turns, keep, shown, spread
+from turns import in_turns, keep, kept_before, shown, spread
 
 SIZE, BATCH, WORKERS = 224, 64, 2
+SHARDS = 160  # about so many for the measurement of memory, ten images or more in each
 NOISE = 18.0  # standard deviation of the noise: files of half a byte a pixel, as those of ImageNet
 
 
@@ -50,16 +51,21 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=3000, help="enlarged images to make of them")
     parser.add_argument("--turns", type=int, default=5, help="turns that are counted, after one that is not")
     parser.add_argument("--files", type=int, default=100_000, help="files of the start")
+    parser.add_argument("--scratch", type=Path, help="folder for the files that are made, on a disk; default: TMPDIR")
     parser.add_argument("--only", choices=("rates", "start", "memory"), help="one part of it")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    parts = {"rates": lambda: rates(folder, arguments), "start": lambda: start(folder, arguments.files)}
-    parts["memory"] = lambda: memory(folder, arguments)
+    parts: dict[str, Callable[[Path], list[dict]]] = {
+        "rates": lambda folder: rates(folder, arguments),
+        "start": lambda folder: start(folder, arguments.files),
+        "memory": lambda folder: memory(folder, arguments),
+    }
+    found = kept_before("loading") or {}
     for name, part in parts.items():
         if arguments.only in (None, name):
-            with tempfile.TemporaryDirectory() as temporary:
-                folder = Path(temporary)
-                keep(f"loading-{name}", part())
+            with tempfile.TemporaryDirectory(dir=arguments.scratch) as temporary:
+                found = {**found, name: part(Path(temporary))}
+                keep("loading", found)
 
 
 def make_images(source: Path, folder: Path, count: int) -> Path:
@@ -159,7 +165,8 @@ def contenders(folder: Path, root: Path) -> dict[str, Callable[[], int]]:
         crop = transforms.Compose([transforms.RandomResizedCrop(SIZE), transforms.PILToTensor()])
         found["torchvision: ImageFolder"] = lambda: through(datasets.ImageFolder(str(root), crop))
         with contextlib.suppress(ImportError):
-            found["webdataset: its own loader"] = lambda: through(web_dataset([str(file) for file in shards], crop))
+            web = web_dataset([str(file) for file in shards], crop)
+            found["webdataset: its own loader"] = lambda: through(web)
         with contextlib.suppress(ImportError):
             dataset = hugging_face(root, folder, crop)
             found["datasets: saved to disk"] = lambda: through(dataset)
@@ -240,7 +247,7 @@ def start(folder: Path, count: int) -> list[dict]:
     for name in ("first", "second", "third"):
         command = [sys.executable, "-c", script, str(folder / "many"), str(folder / "cache")]
         images, wall, cpu = subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
-        rows.append({"start": name, "seconds": float(wall), "CPU seconds": float(cpu)})
+        rows.append({"start": name, "files": count, "seconds": float(wall), "CPU seconds": float(cpu)})
         print(f"{name} start with {count:,} files ({images} train): {float(wall):.1f} s, {float(cpu):.1f} s of CPU")
     return rows
 
@@ -261,9 +268,9 @@ def serving(folder: Path) -> Iterator[str]:
 
 def memory(folder: Path, arguments: argparse.Namespace) -> list[dict]:
     """Memory and disk while one epoch is read from shards of ten times the allowed cache."""
-    root = make_images(arguments.images, folder / "images", arguments.count)
+    root = make_images(arguments.images, folder / "images", max(arguments.count, 10 * SHARDS))
     total = sum(file.stat().st_size for file in root.rglob("*.*"))
-    written = write_shards(str(root), str(folder / "web" / "%06d.tar"), ImagesConfig(), total / 160, progress=False)
+    written = write_shards(str(root), str(folder / "web" / "%06d.tar"), ImagesConfig(), total / SHARDS, progress=False)
     last = len(written.files) - 1
     allowed = written.bytes / 10
     window, batch = 4, 16

@@ -10,7 +10,6 @@ process computing all anchors, as a loss does that does not know of other proces
 import argparse
 import os
 import socket
-import statistics
 import time
 from typing import Any
 
@@ -24,6 +23,7 @@ from psm.mining.memory_bank import MemoryBank
 from psm.mining.processes import ONE_PROCESS
 from psm.models.outputs import Embeddings
 from psm.training.distributed import processes
+from turns import keep, shown, spread
 
 WIDTH = 128
 WAYS = ("shared out", "bank too", "all on each")
@@ -79,14 +79,20 @@ def main() -> None:
     print(f"batch {arguments.batch}, bank {arguments.bank:,}; rank 0")
     print("| processes | way | CPU ms (smallest – largest) | of all on each | rows held | loss |")
     print("| --- | --- | --- | --- | --- | --- |")
+    rows = []
     for count in (1, 2, 4):
         results = mp.get_context("spawn").SimpleQueue()
         mp.spawn(worker, (count, free_port(), arguments, results), nprocs=count)
         measured = results.get()
-        for way, (taken, rows, loss) in measured.items():
-            ratio = statistics.median(a / b for a, b in zip(taken, measured["all on each"][0], strict=True))
-            spread = f"{statistics.median(taken):.0f} ({min(taken):.0f} – {max(taken):.0f})"
-            print(f"| {count} | {way} | {spread} | {ratio:.2f} | {rows:,} | {loss:.5f} |", flush=True)
+        for way, (taken, held, loss) in measured.items():
+            ratio = spread([a / b for a, b in zip(taken, measured["all on each"][0], strict=True)])
+            rows.append(
+                {"processes": count, "way": way, "CPU ms": spread(taken), "of all on each": ratio, "rows": held}
+            )
+            print(
+                f"| {count} | {way} | {shown(spread(taken), 0)} | {shown(ratio)} | {held:,} | {loss:.5f} |", flush=True
+            )
+    keep("processes", {"batch": arguments.batch, "bank": arguments.bank, "rows": rows})
 
 
 if __name__ == "__main__":

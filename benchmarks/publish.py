@@ -1,13 +1,14 @@
-"""Write what the benchmarks left in benchmarks/results into docs/speed.md, and draw docs/speed.svg and docs/growth.svg.
+"""Write what the benchmarks left in benchmarks/results into pages of docs, and draw docs/speed.svg and docs/growth.svg.
 
-    python benchmarks/publish.py
+    python benchmarks/publish.py            # all pages
+    python benchmarks/publish.py data.md    # one of them
 
 A table stands between `<!-- table: NAME -->` and `<!-- end -->`; all else in the page is left alone.
 """
 
-import json
+import argparse
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 
 import matplotlib
@@ -16,14 +17,13 @@ matplotlib.use("Agg")
 from matplotlib import pyplot
 from matplotlib.axes import Axes
 
-RESULTS, DOCS = Path(__file__).resolve().parent / "results", Path(__file__).resolve().parent.parent / "docs"
+import scale_tables
+from table_text import figure_of, read, table
+
+DOCS = Path(__file__).resolve().parent.parent / "docs"
 INK, PSM, OTHER, THIRD = "#333333", "#0072B2", "#E69F00", "#009E73"
 OF_NETWORKS = ("of bare networks", "of bare networks by torch")
 NAMES = {"simclr": "SimCLR", "byol": "BYOL", "mocov2": "MoCo v2", "nnclr": "NNCLR", "psm": "PSM"}
-
-
-def read(name: str) -> list[dict]:
-    return json.loads((RESULTS / f"{name}.json").read_text())
 
 
 def named(row: dict) -> str:
@@ -95,17 +95,6 @@ def growth() -> None:
     panels[0].set_ylabel("milliseconds", fontsize=9)
     panels[2].legend(frameon=False, fontsize=9, loc="upper left")
     figure.savefig(DOCS / "growth.svg")
-
-
-def figure_of(values: dict[str, float], digits: int = 1) -> str:
-    """Median (least – most)."""
-    return f"{values['median']:.{digits}f} ({values['least']:.{digits}f} – {values['most']:.{digits}f})"
-
-
-def table(head: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
-    head = list(head)
-    lines = (head, ["---"] * len(head), *rows)
-    return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)
 
 
 def pipeline_table(name: str) -> str:
@@ -260,6 +249,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "large batch": large_batch_table,
     "evaluation": evaluation_table,
     "start": start_table,
+    **scale_tables.TABLES,
 }
 
 
@@ -267,6 +257,8 @@ def fill(page: Path) -> None:
     """Put every table in its place, but for those whose figures are not there."""
     text = page.read_text()
     for name, made in TABLES.items():
+        if f"<!-- table: {name} -->" not in text:
+            continue
         try:
             made()
         except FileNotFoundError as missing:
@@ -278,6 +270,12 @@ def fill(page: Path) -> None:
 
 
 if __name__ == "__main__":
-    throughput()
-    growth()
-    fill(DOCS / "speed.md")
+    pages = ("speed.md", "data.md", "cluster.md", "scaling.md")
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("pages", nargs="*", metavar="PAGE", help=f"by default {', '.join(pages)}")
+    chosen = parser.parse_args().pages or pages
+    if "speed.md" in chosen:
+        throughput()
+        growth()
+    for page in chosen:
+        fill(DOCS / page)

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 RESULTS = Path(__file__).resolve().parent / "results"
 
@@ -94,7 +95,7 @@ def keep(name: str, result: object) -> None:
     (RESULTS / f"{name}.json").write_text(json.dumps(result, indent=1) + "\n")
 
 
-def kept_before(name: str) -> list[dict]:
-    """The rows that an earlier run left there."""
+def kept_before(name: str) -> Any:
+    """What an earlier run left there; an empty list if there was none."""
     path = RESULTS / f"{name}.json"
     return json.loads(path.read_text()) if path.exists() else []
