@@ -6,6 +6,7 @@ import subprocess
 import sys
 from copy import deepcopy
 from pathlib import Path
+from signal import SIGUSR1
 from types import SimpleNamespace
 from typing import Any
 
@@ -27,7 +28,7 @@ from psm.mining.memory_bank import MemoryBank
 from psm.models.heads import prediction_head, projection_head
 from psm.models.siamese import SiameseNetworks
 from psm.training import health
-from psm.training.distributed import gather, gather_rows, sync_batchnorm
+from psm.training.distributed import LargestOfRanks, gather, gather_rows, sync_batchnorm
 from psm.training.distributed import processes as run_processes
 from psm.training.measures import sampled_features
 from psm.training.module import StepOutputs, step_loss
@@ -153,7 +154,13 @@ def monitored(rank: int, world: int) -> dict[str, Any]:
     outputs = StepOutputs(features[:, mine].flatten(0, 1), torch.zeros(2, BATCH, 4), torch.zeros(0), torch.zeros(0))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(health, "SAMPLED", 3)
-        return {"one": one, "scores": scores, "health": sampled_features(outputs)}
+        return {"one": one, "scores": scores, "health": sampled_features(outputs), "signals": signals(rank, world)}
+
+
+def signals(rank: int, world: int) -> list[int]:
+    """What a process learns of signals, where the last one of them receives one before its second step."""
+    largest = LargestOfRanks()
+    return [largest(SIGUSR1 if step and rank == world - 1 else 0, torch.device("cpu")) for step in range(4)]
 
 
 def worker(rank: Any, port: Any, folder: Any, world: Any) -> None:
@@ -209,6 +216,11 @@ def test_scores_and_health_are_those_of_one_process(processes: Any) -> None:
         assert rank["monitored"]["scores"] == one["scores"]
         torch.testing.assert_close(rank["monitored"]["one"], one["one"])
         assert torch.equal(rank["monitored"]["health"], one["health"])
+
+
+def test_a_signal_to_one_process_ends_all_with_its_code_after_the_same_step(processes: Any) -> None:
+    assert [rank["monitored"]["signals"] for rank in processes] == len(processes) * [[0, 0, SIGUSR1, SIGUSR1]]
+    assert signals(0, 1) == [0, SIGUSR1, SIGUSR1, SIGUSR1]
 
 
 CHUNKED = ("simclr", "byol", "vicreg")

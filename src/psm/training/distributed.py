@@ -148,8 +148,8 @@ class _SharedSum(torch.autograd.Function):
         return world() * gradient
 
 
-class AnyRank:
-    """Whether any process has raised a flag, known to all of them at the same call, one call later.
+class LargestOfRanks:
+    """The largest of the numbers that the processes give, known to all of them at the same call, one call later.
 
     The answer of a call is read at the next one, when the device has it: no process waits for the others.
     """
@@ -157,11 +157,11 @@ class AnyRank:
     def __init__(self) -> None:
         self.pending: Tensor | None = None
 
-    def __call__(self, raised: bool, device: torch.device) -> bool:
+    def __call__(self, number: int, device: torch.device) -> int:
         if world() == 1:
-            return raised
-        answer = self.pending is not None and bool(self.pending.item())
-        self.pending = torch.full((), float(raised), device=device)
+            return number
+        answer = 0 if self.pending is None else int(self.pending.item())
+        self.pending = torch.full((), float(number), device=device)
         dist.all_reduce(self.pending, dist.ReduceOp.MAX)
         return answer
 

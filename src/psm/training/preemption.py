@@ -9,7 +9,7 @@ import lightning
 from lightning.pytorch.callbacks import Checkpoint
 
 from psm.training.callbacks import CheckpointCallback
-from psm.training.distributed import AnyRank
+from psm.training.distributed import LargestOfRanks
 from psm.training.run_module import RunModule
 from psm.utils.errors import Preempted
 
@@ -30,7 +30,7 @@ class PreemptionCallback(Checkpoint):
         self.checkpoint = checkpoint
         self.received: int | None = None
         self.received_at = 0.0
-        self.any_rank = AnyRank()
+        self.any_rank = LargestOfRanks()
 
     def on_train_start(self, trainer: lightning.Trainer, module: lightning.LightningModule) -> None:
         # Here, because Lightning has set its own handlers by now; it restores those of before when it ends.
@@ -47,10 +47,12 @@ class PreemptionCallback(Checkpoint):
     def on_train_batch_end(  # type: ignore[override]
         self, trainer: lightning.Trainer, module: RunModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        asked = self.any_rank(self.received is not None, module.device)
-        if not asked:
+        number = self.any_rank(self.received or 0, module.device)
+        if not number:
             return
-        self.received = self.received or signal.SIGTERM
+        if self.received is None:  # the signal reached another process, and may still come here
+            self.received_at = time.monotonic()
+        self.received = number  # all end with one code
         if trainer.global_step % module.steps_per_epoch:  # the epoch's end saves anyway, with its metrics
             self.checkpoint.save(trainer, module)
             raise Preempted(self.received)
