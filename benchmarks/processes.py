@@ -8,6 +8,7 @@ process computing all anchors, as a loss does that does not know of other proces
 """
 
 import argparse
+import multiprocessing
 import os
 import socket
 import time
@@ -64,6 +65,17 @@ def worker(rank: int, count: int, port: int, arguments: argparse.Namespace, resu
         dist.destroy_process_group()
 
 
+def start(function: Any, count: int, *given: Any) -> Any:
+    """Run ``function(rank, count, port, *given, results)`` in so many processes to their end; returns the queue.
+
+    They are forks of one that has imported the library, which takes seconds.
+    """
+    multiprocessing.set_forkserver_preload(["psm.training.module"])
+    results = multiprocessing.get_context("forkserver").SimpleQueue()
+    mp.start_processes(function, (count, free_port(), *given, results), nprocs=count, start_method="forkserver")
+    return results
+
+
 def free_port() -> int:
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
@@ -81,9 +93,7 @@ def main() -> None:
     print("| --- | --- | --- | --- | --- | --- |")
     rows = []
     for count in (1, 2, 4):
-        results = mp.get_context("spawn").SimpleQueue()
-        mp.spawn(worker, (count, free_port(), arguments, results), nprocs=count)
-        measured = results.get()
+        measured = start(worker, count, arguments).get()
         for way, (taken, held, loss) in measured.items():
             ratio = spread([a / b for a, b in zip(taken, measured["all on each"][0], strict=True)])
             rows.append(

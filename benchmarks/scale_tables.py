@@ -68,7 +68,7 @@ def traffic_table() -> str:
 
     def cell(row: dict[str, Any], purpose: str) -> str:
         calls, size = row["traffic"].get(purpose, (0, 0))
-        return f"{calls} calls, {size / 1e3:,.1f} kB"
+        return f"{calls} call{'s' * (calls != 1)}, {size / 1e3:,.1f} kB"
 
     return table(
         ("processes", *purposes, "gradients (by DDP)"),
@@ -88,17 +88,23 @@ def data_cost_table() -> str:
             ("a JPEG file of 500 x 375 pixels into two crops of 224", f"{found['decode ms']:.1f} ms"),
             ("first start with shards, a million images", f"{index['first start, s a million']:.0f} s"),
             ("later start with shards, a million images", f"{index['later start, s a million']:.1f} s"),
+            ("... with a tenth of each class held out", f"{index['with held-out images, s a million']:.1f} s"),
             ("index, a process", f"{index['bytes an image']:.0f} bytes an image"),
             ("... while it is put together", f"{index['peak bytes an image']:.0f} bytes an image"),
         ),
     )
 
 
+def number(value: float) -> str:
+    """Three digits, with an exponent where there would be many zeros."""
+    return f"{value:,.3g}" if not 1 <= value < 1e5 else f"{value:,.0f}"
+
+
 def assumed_table() -> str:
     return table(
         ("assumed", "value", "source"),
         (
-            (row["of"], f"{row['value']:.3g} {row['unit']}".strip(), row["source"])
+            (row["of"], f"{number(row['value'])} {row['unit']}".strip(), row["source"])
             for row in read("cost_model")["assumed"]
         ),
     )

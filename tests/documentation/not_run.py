@@ -11,6 +11,7 @@ NOT_RUN = (
     ("docs/reliability.md", "make torture", "minutes to hours"),
     ("", "bash benchmarks/", "an hour of measuring"),
     ("docs/speed.md", "python benchmarks/gpu_check.py", "minutes of measuring; tests/kernels tries what it compares"),
+    ("docs/scaling.md", "python benchmarks/cost_model.py", "ten minutes of measuring"),
     ("docs/cluster.md", "torchrun", "two hosts; tests/training/test_launch.py starts torchrun on one"),
     ("docs/cluster.md", "ray start", "a cluster; tests/experiments/test_ray.py has one of two nodes"),
     ("docs/cluster.md", "#!/bin/bash", "needs SLURM; tests/training/test_launch.py has its variables"),
