@@ -30,6 +30,7 @@ from psm.cli.main import COMMANDS
         ("psm experiment run table1 ta", ["table2", "table3", "target="]),
         ("psm experiment run methods=[psm,s", ["methods=[psm,simclr", "methods=[psm,snclr"]),
         ("psm pretrain --help opt", ["optim", "optim.name"]),
+        ("psm pretrain --help mac", ["machine"]),
         ("psm runs ", ["list", "best", "compare", "serve"]),
         ("psm completion f", ["fish"]),
         ("psm nonsense ", []),

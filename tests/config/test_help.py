@@ -3,7 +3,8 @@
 import pytest
 
 from psm.config import merge as settings
-from psm.config.help import help_text
+from psm.config.finetune import FinetuneConfig
+from psm.config.help import TOPICS, help_text
 from psm.config.schema import EvaluateConfig, PretrainConfig
 from psm.utils.errors import UserError
 
@@ -23,6 +24,21 @@ def test_common_keys_then_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "\n  optim.lr" not in text
     assert text.index("  epochs=200") < text.index("Groups of keys:") < text.index("\n  optim ")
     assert "`psm pretrain --help GROUP`" in text
+
+
+@pytest.mark.parametrize("schema", [PretrainConfig, FinetuneConfig])
+def test_the_first_page_fits_a_screen_and_leaves_rare_keys_to_groups(
+    monkeypatch: pytest.MonkeyPatch, schema: type
+) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
+    text = help_text("psm x", [schema])
+    assert len(text.splitlines()) <= 50
+    assert "\n  sync_batchnorm=" not in text
+    assert "sync_batchnorm=true" in help_text("psm x", [schema], "machine")
+
+
+def test_every_topic_is_described() -> None:
+    assert {row.topic for row in settings.rows(PretrainConfig)} == {"", *TOPICS}
 
 
 def test_one_group_and_one_key(monkeypatch: pytest.MonkeyPatch) -> None:

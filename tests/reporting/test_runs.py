@@ -74,6 +74,17 @@ def test_a_damaged_configuration_is_a_row_with_a_sentence(folder: Path, capsys: 
     assert "config.yaml" in printed
 
 
+def test_the_list_fits_80_columns(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    command.run([str(folder)])
+    printed = capsys.readouterr().out
+    assert "…" not in printed
+    assert "finished" in printed
+    assert max(map(len, printed.splitlines())) <= 80
+
+
 def test_list_best_and_compare(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -52,7 +52,8 @@ def candidates(line: str, commands: Iterable[str]) -> list[str]:
         return []
     table = _keys(name)
     if given and given[-1] == "--help":
-        return _starting(word, [*dict.fromkeys(key.partition(".")[0] for key in table if "." in key), "all", *table])
+        groups = [row.topic or key.partition(".")[0] for key, row in table.items() if row.topic or "." in key]
+        return _starting(word, [*dict.fromkeys(groups), "all", *table])
     key, equals, value = word.partition("=")
     if equals:
         return [f"{key}={found}" for found in _values(name, key, value, table)]

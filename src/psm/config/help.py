@@ -12,11 +12,17 @@ from psm.utils.errors import UserError, did_you_mean
 
 COLUMN = 28  # where meanings begin, if the terminal is wide enough
 
+# Keys of the top level that are rarer, by the topic that `key` gives them.
+TOPICS = {
+    "parts": "What a method is made of; `--help positives` and so on show the settings of each part.",
+    "machine": "Where a run computes, in which precision, and what it compiles.",
+    "extras": "Loggers, callbacks, plugins and what else goes to Lightning's Trainer.",
+}
 PASSED_ON = "These keys of `psm pretrain` go to every run, unless an experiment sets them itself:"
 
 
 class Group(NamedTuple):
-    """Keys that belong together; those of the top level have no name."""
+    """Keys that belong together; the common ones have no name."""
 
     name: str
     about: str
@@ -55,9 +61,13 @@ def help_text(command: str, schemas: Sequence[type], topic: str = "", hidden: Se
 
 
 def grouped(schema: type) -> list[Group]:
-    """The keys of the top level, then those of each group."""
+    """The common keys, then those of each topic and of each nested group."""
     table = list(rows(schema))
-    groups = [Group("", "", [row for row in table if "." not in row.key])]
+    top = [row for row in table if "." not in row.key]
+    groups = [Group("", "", [row for row in top if not row.topic])]
+    for topic, about in TOPICS.items():
+        if found := [row for row in top if row.topic == topic]:
+            groups.append(Group(topic, about, found))
     for f in fields(schema):
         if (group := group_class(f.type)) is not None:
             about = inspect.cleandoc(group.__doc__ or "").replace("\n", " ")
@@ -109,7 +119,7 @@ def terminal_width() -> int:
 def _group_lines(groups: Sequence[Group]) -> list[str]:
     lines = []
     for group in groups:
-        keys = ", ".join(row.key.partition(".")[2] for row in group.rows)
+        keys = ", ".join(row.key.removeprefix(f"{group.name}.") for row in group.rows)
         lines += entry(group.name, f"{group.about} Keys: {keys}")
     return lines
 

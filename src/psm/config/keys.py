@@ -74,7 +74,14 @@ class Bounds:
 
 
 def key(
-    default: Any, meaning: str, *, open: str = "", named: bool = False, neutral: bool = False, **bounds: Any
+    default: Any,
+    meaning: str,
+    *,
+    open: str = "",
+    named: bool = False,
+    neutral: bool = False,
+    topic: str = "",
+    **bounds: Any,
 ) -> Any:
     """A configuration key.
 
@@ -85,9 +92,11 @@ def key(
             `group.name=NAME`); any other entry of the group may be set too.
         named: of a ``dict[str, Any]``: `group=[a,b]` stands for the entries a and b without settings.
         neutral: the default changes nothing, so that experiments leave it out of a run's name.
+        topic: of a key of the top level: the group of ``--help`` that it is shown in; empty: among the common keys.
         bounds: the fields of `Bounds`, for example ``at_least=1`` or ``choices=("a", "b")``.
     """
-    metadata = {"meaning": meaning, "bounds": Bounds(**bounds), "open": open, "named": named, "neutral": neutral}
+    metadata = {"meaning": meaning, "bounds": Bounds(**bounds), "open": open, "named": named}
+    metadata |= {"neutral": neutral, "topic": topic}
     if isinstance(default, type):
         return field(default_factory=default, metadata=metadata)
     if isinstance(default, (list, dict)):
@@ -107,6 +116,7 @@ class Row(NamedTuple):
     open: str = ""
     named: bool = False
     neutral: bool = False
+    topic: str = ""
 
     @property
     def optional(self) -> bool:
@@ -137,7 +147,7 @@ def rows(schema: Any, prefix: str = "") -> Iterator[Row]:
 
 def make_row(dotted: str, hint: Any, default: Any, metadata: Mapping[str, Any]) -> Row:
     """A field of a dataclass as a key; fields that `key` did not make have neither meaning nor bounds."""
-    more = {name: metadata[name] for name in ("bounds", "open", "named", "neutral") if name in metadata}
+    more = {name: metadata[name] for name in ("bounds", "open", "named", "neutral", "topic") if name in metadata}
     return Row(dotted, type_name(hint), show(default), metadata.get("meaning", ""), hint, **more)
 
 

@@ -223,8 +223,8 @@ class PretrainSubject:
     )
     init: str | None = key(
         None,
-        "weights to start from: a run folder, a checkpoint, a .safetensors, or a state dict of torchvision or timm "
-        "(.pth, .pt); a run brings its settings too, where none are given",
+        "weights to start from: a run folder, a checkpoint, a .safetensors, the name of a published encoder, or a "
+        "state dict of torchvision or timm (.pth, .pt); a run brings its settings too, where none are given",
         filled=True,
     )
     init_heads: bool | None = key(
@@ -249,30 +249,41 @@ class PretrainSettings(RunKeys, PretrainSubject, Generic[Unset]):  # keys of the
         None,
         "images that go through the networks at a time on a device, for batches too large for its memory",
         at_least=2,
+        topic="machine",
     )
     compile: str | None = key(
-        None, "compile networks and views with this backend of torch.compile, for example inductor"
+        None, "compile networks and views with this backend of torch.compile, for example inductor", topic="machine"
     )
     compile_mode: str | None = key(
-        None, "mode of compile=inductor: default, reduce-overhead (CUDA graphs), max-autotune, ..."
+        None, "mode of compile=inductor: default, reduce-overhead (CUDA graphs), max-autotune, ...", topic="machine"
     )
-    plugins: list[str] = key([], "Python files or modules that register parts and methods, [my_parts.py]")
+    plugins: list[str] = key(
+        [], "Python files or modules that register parts and methods, [my_parts.py]", topic="extras"
+    )
     images: ImagesConfig[Unset] = key(ImagesConfig, "")
     views: ViewsConfig = key(ViewsConfig, "")
     heads: HeadsConfig = key(HeadsConfig, "")
-    positives: dict[str, Any] = key(dict, "what a query is pulled to: positives.rule=view, nn or knn", open="rule")
+    positives: dict[str, Any] = key(
+        dict, "what a query is pulled to: positives.rule=view, nn or knn", open="rule", topic="parts"
+    )
     negatives: dict[str, Any] = key(
-        dict, "what a query is pushed from: negatives.source=views, positives, bank, ...", open="source"
+        dict, "what a query is pushed from: negatives.source=views, positives, bank, ...", open="source", topic="parts"
     )
-    sampler: dict[str, Any] = key(dict, "which negatives are kept: sampler.name=pnsm or none", open="name")
+    sampler: dict[str, Any] = key(
+        dict, "which negatives are kept: sampler.name=pnsm or none", open="name", topic="parts"
+    )
     weighting: dict[str, Any] = key(
-        dict, "what negatives weigh: weighting.name=sum, debiased, hard or bayesian", open="name"
+        dict, "what negatives weigh: weighting.name=sum, debiased, hard or bayesian", open="name", topic="parts"
     )
-    objective: dict[str, Any] = key(dict, "objective.name=contrastive, decoupled, byol or vicreg", open="name")
-    loss: dict[str, Any] = key(dict, "temperature, soft_weight, hard_weight (lambda), symmetric, reduction, ...")
-    bank: dict[str, Any] = key(dict, "the memory bank: size, index, allow_self")
-    target: dict[str, Any] = key(dict, "the target network: enabled, momentum (EMA), schedule, views")
-    predictor: dict[str, Any] = key(dict, "the predictor: enabled, hidden_dim, lr_factor")
+    objective: dict[str, Any] = key(
+        dict, "objective.name=contrastive, decoupled, byol or vicreg", open="name", topic="parts"
+    )
+    loss: dict[str, Any] = key(
+        dict, "temperature, soft_weight, hard_weight (lambda), symmetric, reduction, ...", topic="parts"
+    )
+    bank: dict[str, Any] = key(dict, "the memory bank: size, index, allow_self", topic="parts")
+    target: dict[str, Any] = key(dict, "the target network: enabled, momentum (EMA), schedule, views", topic="parts")
+    predictor: dict[str, Any] = key(dict, "the predictor: enabled, hidden_dim, lr_factor", topic="parts")
     optim: OptimConfig[Unset] = key(OptimConfig, "")
     monitor: MonitorConfig = key(MonitorConfig, "")
     save: SaveConfig = key(SaveConfig, "")
