@@ -65,6 +65,14 @@ def test_a_folder_needs_no_cache(shelf: Path, monkeypatch: pytest.MonkeyPatch) -
     assert not cache_folder().exists()
 
 
+def test_a_clone_has_the_encoders(shelf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "clone" / "release").mkdir(parents=True)
+    shelf.rename(tmp_path / "clone" / FOLDER)
+    monkeypatch.setattr(published, "TABLE", tmp_path / "clone" / "src" / "psm" / "models" / "published.json")
+    psm.load_encoder("some-encoder")
+    assert not cache_folder().exists()
+
+
 def test_a_file_that_arrives_damaged_is_not_kept(shelf: Path, address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PSM_ENCODERS", address)
     file = shelf / FILE

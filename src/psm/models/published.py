@@ -1,5 +1,6 @@
 """Encoders that are published with psm: found by name, fetched once, verified, kept in a folder of the user's."""
 
+import json
 import os
 from pathlib import Path
 from typing import NamedTuple
@@ -9,6 +10,7 @@ from psm.utils.errors import UserError
 PLACE = "PSM_ENCODERS"  # environment variable: a folder, or an address that files are fetched from
 FOLDER = "release/encoders"  # of the repository: a folder for each encoder, as `psm export format=hf` writes it
 HUB_WEIGHTS = "model.safetensors"  # in such a folder
+TABLE = Path(__file__).with_name("published.json")  # written by release/publish.py
 
 
 class PublishedEncoder(NamedTuple):
@@ -23,7 +25,12 @@ class PublishedEncoder(NamedTuple):
         return f"{self.name}/{HUB_WEIGHTS}"
 
 
-PUBLISHED: tuple[PublishedEncoder, ...] = ()
+def read_table(table: Path) -> list[PublishedEncoder]:
+    """The rows of a JSON file."""
+    return [PublishedEncoder(**row) for row in json.loads(table.read_text())]
+
+
+PUBLISHED = tuple(read_table(TABLE))
 
 
 def list_pretrained() -> list[PublishedEncoder]:
@@ -37,13 +44,20 @@ def cache_folder() -> Path:
 
 
 def find_published(name: str) -> Path | None:
-    """The verified file of a published encoder, fetched if need be; None if no encoder has that name."""
+    """The verified file of a published encoder; None if no encoder has that name.
+
+    It is looked for in the folder that PSM_ENCODERS names, in the clone that psm runs from, and in the user's cache,
+    where it is fetched to from the address that PSM_ENCODERS names.
+    """
     encoder = next((row for row in PUBLISHED if row.name == name), None)
     if encoder is None:
         return None
     place = os.environ.get(PLACE, "")
     if place and "://" not in place:
         return _verified(Path(place).expanduser() / encoder.file, encoder)
+    in_clone = TABLE.parents[3] / FOLDER / encoder.file
+    if not place and in_clone.is_file():
+        return _verified(in_clone, encoder)
     kept = cache_folder() / encoder.file
     if not kept.exists():
         by_hand = f"put {FOLDER}/{encoder.file} of psm's repository as {kept}"
