@@ -156,7 +156,7 @@ def started(*arguments: str, until: Path) -> subprocess.Popen[str]:
     process = subprocess.Popen(
         command, stderr=subprocess.PIPE, text=True, env=environment, preexec_fn=default_interrupts
     )
-    for _ in range(3000):
+    for _ in range(15000):  # five minutes, for a busy machine
         if until.exists() or process.poll() is not None:
             break
         time.sleep(0.02)

@@ -27,6 +27,9 @@ BatchNormArgs = make_struct(
 # Rows of a batch norm's state (BN_ROWS, channels); the others are intermediate values (csrc/simd.h).
 WEIGHT, BIAS, MEAN, VARIANCE, GRAD_WEIGHT, GRAD_BIAS, BN_ROWS = 0, 1, 2, 3, 9, 10, 11
 
+# Hooks of all modules, in torch.nn.modules.module; torch has a function that asks for them only since 2.7.
+GLOBAL_HOOKS = [f"_global_{when}_hooks" for when in ("forward_pre", "forward", "backward_pre", "backward")]
+
 
 def is_plain_bn(bn: nn.Module) -> bool:
     """True for a plain ``BatchNorm2d`` in training mode with ``num_features % 32 == 0`` and no hooks."""
@@ -49,7 +52,7 @@ def is_plain_bn(bn: nn.Module) -> bool:
 def has_hooks(module: nn.Module) -> bool:
     """True if the module has hooks, its ``forward`` was replaced, or there are global module hooks."""
     hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
-    return any(hooks) or "forward" in vars(module) or torch.nn.modules.module._has_any_global_hook()
+    return any(hooks) or "forward" in vars(module) or any(vars(torch.nn.modules.module)[name] for name in GLOBAL_HOOKS)
 
 
 def supports(bn: nn.Module, x: Tensor, residual: Tensor | None) -> bool:

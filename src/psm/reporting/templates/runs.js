@@ -26,7 +26,7 @@ function drawTable() {
     const button = element("button", { type: "button", id: `open-${run.name}` }, "images");
     button.addEventListener("click", () => openImages(run));
     const scores = Object.entries(run.scores).map(([name, value]) => `${name} ${value.toFixed(1)}`).join(" · ");
-    const last = run.curves.knn ? `kNN ~${run.curves.knn.at(-1)[1].toFixed(1)}` : "";
+    const last = run.curves.knn ? `knn ~${run.curves.knn.at(-1)[1].toFixed(1)}` : "";
     return element("tr", {},
       element("td", {}, box, element("span", { class: "swatch", style: `background:${style(run.name).color}` })),
       element("td", { class: "name" }, run.name), element("td", { class: run.state, title: run.problem }, run.state),
