@@ -34,11 +34,29 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
 
 
 def command_line() -> str:
-    """Every command with all its keys, as `psm COMMAND --help all` prints them."""
-    from psm.cli.main import COMMANDS, USAGE, _help
+    """Every command with all its keys, from the tables that `psm COMMAND --help` prints."""
+    from psm.cli.main import COMMANDS, USAGE
+    from psm.config.help import grouped, summary
 
     parts = ["# The command line", "", "```text", USAGE, "```"]
     for name in COMMANDS:
-        text = _help(name, import_module(f"psm.cli.{name}").Config, "all")
-        parts += ["", f"## psm {name}", "", "```text", text, "```"]
+        schema = import_module(f"psm.cli.{name}").Config
+        parts += ["", f"## psm {name}", "", escaped(summary(schema).partition(": ")[2])]
+        for group in grouped(schema):
+            parts += ["", *([f"### {name}: {group.name}", "", escaped(group.about), ""] if group.name else [])]
+            parts += ["| key | |", "| --- | --- |", *map(key_row, group.rows)]
     return "\n".join(parts)
+
+
+def key_row(row: Any) -> str:
+    """A key with its default and its meaning, type and bounds, as a row of a table."""
+    from psm.config.help import describe, with_default
+
+    key = with_default(row).replace("|", "\\|")
+    return f"| `{key}` | {escaped(row.meaning + describe(row))} |"
+
+
+def escaped(text: str) -> str:
+    """Text of `--help` as Markdown: code stays code, all else is taken literally."""
+    plain = iter(re.split(r"(`[^`]*`)", text))
+    return "".join(re.sub(r"([\\*_\[\]<>|])", r"\\\1", part) + next(plain, "") for part in plain)

@@ -46,8 +46,11 @@ def help_text(command: str, schemas: Sequence[type], topic: str = "", hidden: Se
         groups += [group for group in more if not group.name or group.name not in names]
     if topic and topic != "all":
         return "\n".join(_one_topic(command, groups, topic))
-    title = inspect.cleandoc(schema.__doc__ or "").replace("\n", " ")
-    lines = [*wrapped(title), "", *wrapped("key=value, nested keys dotted; config=FILE.yaml reads keys from a file.")]
+    lines = [
+        *wrapped(summary(schema)),
+        "",
+        *wrapped("key=value, nested keys dotted; config=FILE.yaml reads keys from a file."),
+    ]
     for place, group in enumerate(groups):
         if group.name and topic != "all":
             continue
@@ -60,6 +63,11 @@ def help_text(command: str, schemas: Sequence[type], topic: str = "", hidden: Se
     return "\n".join(lines)
 
 
+def summary(schema: type) -> str:
+    """What a class of settings is for, in a line."""
+    return inspect.cleandoc(schema.__doc__ or "").replace("\n", " ")
+
+
 def grouped(schema: type) -> list[Group]:
     """The common keys, then those of each topic and of each nested group."""
     table = list(rows(schema))
@@ -68,19 +76,19 @@ def grouped(schema: type) -> list[Group]:
     for topic, about in TOPICS.items():
         if found := [row for row in top if row.topic == topic]:
             groups.append(Group(topic, about, found))
-    for f in fields(schema):
-        if (group := group_class(f.type)) is not None:
-            about = inspect.cleandoc(group.__doc__ or "").replace("\n", " ")
-            groups.append(Group(f.name, about, [row for row in table if row.key.startswith(f"{f.name}.")]))
-    return groups
+    nested = [(f.name, group) for f in fields(schema) if (group := group_class(f.type)) is not None]
+    return groups + [
+        Group(name, summary(group), [row for row in table if row.key.startswith(f"{name}.")]) for name, group in nested
+    ]
 
 
 def key_lines(table: Sequence[Row]) -> list[str]:
     """An entry for each key: key=default, its meaning, then its type and bounds."""
-    return [line for row in table for line in entry(_with_default(row), f"{row.meaning}{describe(row)}")]
+    return [line for row in table for line in entry(with_default(row), f"{row.meaning}{describe(row)}")]
 
 
-def _with_default(row: Row) -> str:
+def with_default(row: Row) -> str:
+    """A key as it is written, with its default."""
     if get_origin(row.hint) is dict:
         return f"{row.key}=[NAME]" if row.named else f"{row.key}=NAME" if row.open else f"{row.key}.KEY="
     return f"{row.key}={'' if row.default == '-' else row.default}"
