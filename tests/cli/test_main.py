@@ -98,7 +98,7 @@ def test_help_of_a_group_and_of_an_unknown_one(capsys: pytest.CaptureFixture[str
         (["evaluate", "checkpoint=OUT"], "does not exist"),
         (["inspect", "OUT"], "does not exist"),
         (["export"], "checkpoint= is missing"),
-        (["export", "OUT", "format=onnx"], "does not exist"),
+        (["export", "OUT", "format=safetensors"], "does not exist"),
         (["pretrain", "out=OUT", "init=no.pth"], "init=no.pth does not exist"),
         (["pretrain", "out=OUT", "pretrained=true"], "write init="),
         (["inspect", "run=OUT"], "does not exist"),

@@ -32,7 +32,7 @@ def test_the_first_page_fits_a_screen_and_leaves_rare_keys_to_groups(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "120")
     text = help_text("psm x", [schema])
-    assert len(text.splitlines()) <= 50
+    assert len(text.splitlines()) <= 55
     assert "\n  sync_batchnorm=" not in text
     assert "sync_batchnorm=true" in help_text("psm x", [schema], "machine")
 
