@@ -1,7 +1,4 @@
-"""Times the commands of "The first five minutes" of docs/index.md, in an empty folder, and prints them as a table.
-
-python benchmarks/first_minutes.py            # on a machine that does nothing else
-"""
+"""Times the commands of "The first five minutes" of docs/index.md, in an empty folder, and prints them as a table."""
 
 import shlex
 import subprocess

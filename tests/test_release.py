@@ -55,8 +55,8 @@ def test_a_wheel_works_in_a_fresh_environment(pure: bool, tmp_path: Path) -> Non
     wheel = find_wheel(pure, tmp_path / "wheel")
     venv.create(tmp_path / "env", with_pip=False)
     bin_folder = tmp_path / "env" / "bin"
-    install = ["install", "--quiet", "--no-deps", "--no-index", wheel]
-    subprocess.run([sys.executable, "-m", "pip", "--python", bin_folder / "python", *install], check=True)
+    install = ["install", "--quiet", "--no-deps", "--no-index", str(wheel)]
+    subprocess.run([sys.executable, "-m", "pip", "--python", str(bin_folder / "python"), *install], check=True)
     site = next((tmp_path / "env" / "lib").glob("python*")) / "site-packages"
     (site / "dependencies.pth").write_text(sysconfig.get_paths()["purelib"])
 

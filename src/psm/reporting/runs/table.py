@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Sequence
+from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -47,8 +48,8 @@ def print_runs(runs: Sequence[RunSummary], by: str) -> None:
     kinds = [kind for kind in kinds if any(run.score(kind) is not None for run in runs)]
     scores = [Column(kind, justify="right") for kind in kinds]
     name, epoch = Column("run", overflow="fold", min_width=8), Column("epoch", justify="right")
-    columns = (name, "state", "method", "data", "encoder", epoch, *scores, "age")
-    table = Table(*columns, box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)  # fits 80 columns
+    look: Any = {"box": SIMPLE_HEAD, "padding": (0, 1, 0, 0), "pad_edge": False}  # fits 80 columns
+    table = Table(name, "state", "method", "data", "encoder", epoch, *scores, "age", **look)
     for run in runs:
         color = COLORS.get(run.state, "yellow")
         shown = [_number(run.score(kind), measured=kind in run.scores) for kind in kinds]
