@@ -4,14 +4,14 @@
     python benchmarks/kernels.py --ops loss # which operations a part consists of
 
 Counted is every operation that reaches the device and computes something: not views of tensors and not memory that is
-only allocated. A convolution's backward counts once, an operation over a list of tensors (foreach) too. All of it is
-eager: compiled, each part is a few fused kernels.
+only allocated. A convolution's backward counts once, an operation over a list of tensors (foreach) too. These are the
+eager kernels. The second table has the graphs that torch.compile makes of each part: one, if nothing breaks it.
 """
 
 import argparse
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,6 +23,7 @@ from torch.utils._pytree import tree_leaves
 from psm.config.schema import OptimConfig, ViewsConfig
 from psm.losses.method_loss import method_loss
 from psm.methods import get_method
+from psm.methods.registry import METHODS
 from psm.mining.draws import KeyedDraws, draw_keys
 from psm.mining.memory_bank import MemoryBank
 from psm.models.factory import create_encoder
@@ -35,8 +36,20 @@ from psm.views.transform import Views
 
 META = torch.device("meta")
 # Give a view of their argument, or memory without writing it.
-FREE = ("empty", "detach", "alias", "view", "_unsafe_view", "unsafe_split", "_reshape_alias", "lift_fresh", "set_")
+FREE = (
+    "empty",
+    "new_empty",
+    "detach",
+    "alias",
+    "view",
+    "_unsafe_view",
+    "unsafe_split",
+    "_reshape_alias",
+    "lift_fresh",
+    "set_",
+)
 PARTS = ("views", "networks", "loss", "update")
+COMPILED = PARTS[:3]
 
 
 class KernelCount(TorchDispatchMode):
@@ -77,10 +90,29 @@ class StepKernels:
         return sum(self.counts.values())
 
 
+class GraphCount:
+    """Counts the graphs that torch.compile makes of each part; they run as they are."""
+
+    def __init__(self) -> None:
+        self.parts: Counter[str] = Counter()
+
+    def backend(self, part: str) -> Callable[..., Any]:
+        def count(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Callable[..., Any]:
+            self.parts[part] += 1
+            return graph.forward
+
+        return count
+
+
 def build_step(
-    method: str, batch: int = 256, bank_rows: int = 16384, encoder: str = "resnet18", size: int = 32
+    method: str,
+    batch: int = 256,
+    bank_rows: int = 16384,
+    encoder: str = "resnet18",
+    size: int = 32,
+    graphs: GraphCount | None = None,
 ) -> Callable[[], StepKernels]:
-    """A step of a method on the meta device, which tells what it launched."""
+    """A step of a method on the meta device, which tells what it launched; compiled, if graphs are to be counted."""
     spec = get_method(method)
     with META:
         backbone = create_encoder(encoder, "cifar", size)
@@ -95,24 +127,32 @@ def build_step(
         [p for p in networks.parameters() if p.requires_grad], OptimConfig(lr=0.06, weight_decay=5e-4)
     )
     views = Views(ViewsConfig(), size, (0.5,) * 3, (0.2,) * 3)
+    make_views, compute_loss = views.apply_at_once, method_loss
+    if graphs is not None:
+        torch.compiler.reset()
+        networks.compile_parts(graphs.backend("networks"))
+        make_views = torch.compile(make_views, backend=graphs.backend("views"))
+        compute_loss = torch.compile(compute_loss, backend=graphs.backend("loss"))
 
     def step() -> StepKernels:
         kernels = StepKernels()
-        with kernels.counting("views"):
+        # Nothing is compiled while kernels are counted.
+        counting = kernels.counting if graphs is None else nullcontext
+        with counting("views"):
             params = views.sample_params(batch, torch.Generator().manual_seed(0))
-            given = views.apply(images, params, channels_last=True)
-        with kernels.counting("networks"):
+            given = make_views(images, views.pack(params, images), channels_last=True)
+        with counting("networks"):
             embeddings, _ = networks(given)
         unique = {id(x): x.detach().requires_grad_(x.requires_grad) for x in embeddings}
         leaves = Embeddings(*(unique[id(x)] for x in embeddings))
-        with kernels.counting("loss"):
+        with counting("loss"):
             draws = KeyedDraws(draw_keys(batch, torch.Generator()).to(META))
-            loss, metrics = method_loss(leaves, spec.criterion, bank, ids, draws, **spec.loss_options)
+            loss, metrics = compute_loss(leaves, spec.criterion, bank, ids, draws, **spec.loss_options)
             loss.backward()
-        with kernels.counting("networks"):
+        with counting("networks"):
             learned = {id(x): x for x in embeddings if x.requires_grad and unique[id(x)].grad is not None}
             torch.autograd.backward(list(learned.values()), [unique[name].grad for name in learned])
-        with kernels.counting("update"):
+        with counting("update"):
             optimizer.step()
             optimizer.zero_grad()
             networks.update_target(spec.target.momentum)
@@ -127,6 +167,13 @@ def build_step(
 def count(method: str, **settings: Any) -> StepKernels:
     """Kernels of a step, after the first."""
     return build_step(method, **settings)()
+
+
+def count_graphs(method: str, **settings: Any) -> Counter[str]:
+    """Graphs of two steps that are compiled."""
+    graphs = GraphCount()
+    build_step(method, **settings, graphs=graphs)()
+    return graphs.parts
 
 
 ROWS: tuple[tuple[str, dict[str, Any]], ...] = (
@@ -154,6 +201,11 @@ def main() -> None:
         print(
             f"| {method} | {batch:,} | {bank:,} | {' | '.join(map(str, kernels.counts.values()))} | {kernels.total} |"
         )
+    print(f"\n| graphs when compiled | {' | '.join(COMPILED)} |")
+    print("| --- " * (len(COMPILED) + 1) + "|")
+    for method in METHODS:
+        graphs = count_graphs(method, batch=16, encoder="tiny")
+        print(f"| {method} | {' | '.join(str(graphs[part]) for part in COMPILED)} |")
 
 
 if __name__ == "__main__":

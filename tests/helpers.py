@@ -216,6 +216,12 @@ def batch_loss(embeddings: Any, spec: Any, bank: Any = None, ids: Any = None, ge
     return method_loss(embeddings, spec.build_loss(), bank, ids, generator, **spec.loss_options)
 
 
+def as_on_an_accelerator(monkeypatch: Any) -> None:
+    """Compute losses as on an accelerator: all directions of a batch at once."""
+    for module in ("losses.method_loss", "losses.contrastive", "losses.terms", "mining.memory_bank", "ops"):
+        monkeypatch.setattr(f"psm.{module}.prefers_few_kernels", lambda device: True)
+
+
 def golden(name: Any) -> Any:
     return {k: torch.from_numpy(v) if v.ndim else v.item() for k, v in np.load(GOLDEN / f"{name}.npz").items()}
 

@@ -17,6 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from psm.utils.devices import prefers_few_kernels
+
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -129,6 +131,7 @@ def topk_similarity(
     ids: Tensor | None = None,
     exclude_ids: Tensor | None = None,
     buffer: Callable[[int], Tensor] | None = None,
+    in_use: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The k largest dot products of each query with the rows of a bank, largest first.
 
@@ -139,6 +142,7 @@ def topk_similarity(
         ids: of the rows' images, (M,).
         exclude_ids: of the queries' images, (N,): rows with a query's id are left out for it.
         buffer: gives a tensor of at least so many elements, in which the similarities are written.
+        in_use: (M,) mask of the rows that count; None: all.
 
     Returns:
         The products (N, k), -inf where too few rows are left, and the indices of their rows (N, k).
@@ -148,6 +152,8 @@ def topk_similarity(
     similarity = torch.mm(queries, rows.T, out=out)
     if ids is not None and exclude_ids is not None:
         mask_same_image_(similarity, ids, exclude_ids, -torch.inf)
+    if in_use is not None:
+        similarity.masked_fill_(~in_use, -torch.inf)
     return topk_blocks(similarity, k)
 
 
@@ -157,7 +163,7 @@ def mask_same_image_(pairs: Tensor, ids: Tensor, exclude_ids: Tensor, value: flo
     On a CPU only the few columns with an id of the batch are touched: comparing all pairs takes longer there than the
     search itself. Elsewhere that would synchronize with the device, and comparing is cheap.
     """
-    if pairs.device.type != "cpu" or not len(exclude_ids):
+    if prefers_few_kernels(pairs.device) or not len(exclude_ids):
         return pairs.masked_fill_(ids == exclude_ids[:, None], value)
     ordered = exclude_ids.sort().values
     place = torch.searchsorted(ordered, ids).clamp(max=len(ordered) - 1)
@@ -174,11 +180,11 @@ def topk_blocks(values: Tensor, k: int) -> tuple[Tensor, Tensor]:
     if blocks <= 2 * k or width % TOPK_BLOCK:
         largest, indices = values.topk(k, dim=1)
         return largest, indices
-    blocked = values.view(count, blocks, TOPK_BLOCK)
-    chosen = blocked.amax(2).topk(k, dim=1).indices
-    candidates = blocked.gather(1, chosen[..., None].expand(-1, -1, TOPK_BLOCK)).flatten(1)
-    largest, where = candidates.topk(k, dim=1)
-    return largest, chosen.gather(1, where // TOPK_BLOCK) * TOPK_BLOCK + where % TOPK_BLOCK
+    chosen = values.view(count, blocks, TOPK_BLOCK).amax(2).topk(k, dim=1).indices
+    within = torch.arange(TOPK_BLOCK, device=values.device)
+    columns = torch.add(within, chosen[..., None], alpha=TOPK_BLOCK).flatten(1)
+    largest, where = values.gather(1, columns).topk(k, dim=1)
+    return largest, columns.gather(1, where)
 
 
 @op

@@ -267,16 +267,17 @@ def test_an_accelerators_log_softmax_is_the_contrastive_loss(kept: str, temperat
         torch.testing.assert_close(a, b)
 
 
-def test_one_search_for_both_views_finds_what_two_find() -> None:
+@pytest.mark.parametrize("views", [2, 3])
+def test_one_search_for_all_directions_finds_what_one_for_each_finds(views: int) -> None:
     bank = filled(random_vectors(1, (30, 4))[0])
-    keys, ids = random_vectors(2, (2, 5, 4))[0], torch.arange(5)
-    for view in (0, 1):
-        both = MiningBatch(keys[view], keys[1 - view], keys[view], keys[view], ids, bank, views=(view, 1 - view),
-                           searches={}, search_both=True)  # fmt: skip
-        plain = both._replace(searches={}, search_both=False)
-        for query_view in (False, True):
-            found, expected = (batch.search("test", 3, query_view) for batch in (both, plain))
-            for a, b in zip(found, expected, strict=True):
-                torch.testing.assert_close(a, b)
-        assert both.searches is not None
-        assert set(both.searches) == {(0, 3), (1, 3)}
+    keys, ids = random_vectors(2, (views, 5, 4))[0], torch.arange(5)
+    pairs = tuple(directions(views))
+    single = [MiningBatch(keys[a], keys[b], keys[a], keys[a], ids, bank, directions=((a, b),)) for a, b in pairs]
+    vectors = [torch.cat([batch[field] for batch in single]) for field in range(4)]
+    joined = MiningBatch(*vectors, ids.repeat(len(pairs)), bank, directions=pairs, searches={})
+    for query_view in (False, True):
+        for field, column in enumerate(joined.search("test", 3, query_view)):
+            expected = torch.cat([batch.search("test", 3, query_view)[field] for batch in single])
+            torch.testing.assert_close(column, expected)
+    assert joined.searches is not None
+    assert set(joined.searches) == {(view, 3) for view in range(views)}, "each view is searched for once"

@@ -35,6 +35,11 @@ class Part:
         """The part in a few words, as tables and pages show it."""
         return self.part_name
 
+    @property
+    def builtin(self) -> bool:
+        """True for the parts of this package."""
+        return type(self).__module__.partition(".")[0] == __name__.partition(".")[0]
+
     def settings(self) -> dict[str, Any]:
         """The settings by name."""
         return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}

@@ -37,12 +37,14 @@ def supports_topk(
     ids: Tensor | None = None,
     exclude_ids: Tensor | None = None,
     buffer: Callable[[int], Tensor] | None = None,
+    in_use: Tensor | None = None,
 ) -> bool:
     """True if the top-k search is supported and faster: few blocks are searched twice, ids fit in 32 bits."""
     width = simd_width()
     compared = () if ids is None or exclude_ids is None else (ids, exclude_ids)
     return bool(
         width
+        and in_use is None
         and _supports(queries, rows, width)
         and 1 <= k <= len(rows) // (2 * width * BLOCK)
         and all(int(x.min()) >= -(2**31) and int(x.max()) < 2**31 for x in compared)
@@ -62,8 +64,9 @@ def topk_similarity(
     ids: Tensor | None = None,
     exclude_ids: Tensor | None = None,
     buffer: Callable[[int], Tensor] | None = None,
+    in_use: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """``psm.ops.topk_similarity``; the buffer is not used."""
+    """``psm.ops.topk_similarity`` where all rows count; the buffer is not used."""
     count, blocks = len(queries), -(-len(rows) // BLOCK)
     given = _shared_args(queries, rows)
     num_queries = given["num_queries"]

@@ -22,6 +22,7 @@ def sum_over_anchors(
     per_anchor: Sequence[Tensor],
     shared: Sequence[Tensor],
     anchors: slice | None = None,
+    groups: int = 1,
 ) -> tuple[Tensor, Tensor]:
     """The sums of the two tensors that ``chunk_loss(rows, *per_anchor[rows], *shared)`` gives for each chunk.
 
@@ -34,15 +35,24 @@ def sum_over_anchors(
         per_anchor: tensors with a row for each anchor.
         shared: tensors that all chunks use.
         anchors: sum over these alone, in the chunks that all of them would have; None: all.
+        groups: of anchors, one after another; a chunk has the same rows of each.
     """
-    anchors = slice(0, len(per_anchor[0])) if anchors is None else anchors
-    step = anchors_at_once(candidates, per_anchor[0].device)
+    anchors = slice(0, len(per_anchor[0]) // groups) if anchors is None else anchors
+    step = anchors_at_once(groups * candidates, per_anchor[0].device)
     starts = [anchors.start, *range((anchors.start // step + 1) * step, anchors.stop, step)]
     chunks = [slice(*ends) for ends in zip(starts, [*starts[1:], anchors.stop], strict=True)]
     if len(chunks) == 1:
-        return chunk_loss(anchors, *(take_rows(x, anchors) for x in per_anchor), *shared)
+        return chunk_loss(anchors, *(take_rows(x, anchors, groups) for x in per_anchor), *shared)
+    return _sum_over_chunks(chunk_loss, chunks, groups, per_anchor, shared)
+
+
+@torch.compiler.disable
+def _sum_over_chunks(
+    chunk_loss: ChunkLoss, chunks: list[slice], groups: int, per_anchor: Sequence[Tensor], shared: Sequence[Tensor]
+) -> tuple[Tensor, Tensor]:
+    """The sums over several chunks; not compiled, since each chunk has a backward pass of its own."""
     inputs = [x if torch.is_grad_enabled() else x.detach() for x in (*per_anchor, *shared)]
-    return _Chunks.apply(chunk_loss, chunks, len(per_anchor), *inputs)
+    return _Chunks.apply(chunk_loss, chunks, groups, len(per_anchor), *inputs)
 
 
 def anchors_at_once(candidates: int, device: torch.device) -> int:
@@ -54,21 +64,22 @@ def anchors_at_once(candidates: int, device: torch.device) -> int:
 class _Chunks(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, chunk_loss: ChunkLoss, chunks: list[slice], num_per_anchor: int, *inputs: Tensor
+        ctx: Any, chunk_loss: ChunkLoss, chunks: list[slice], groups: int, num_per_anchor: int, *inputs: Tensor
     ) -> tuple[Tensor, Tensor]:
-        wanted = ctx.needs_input_grad[3:]
+        wanted = ctx.needs_input_grad[4:]
         gradients = [torch.zeros_like(x) if wants else None for x, wants in zip(inputs, wanted, strict=True)]
         sums: list[tuple[Tensor, Tensor]] = []
         for rows in chunks:
-            parts = [x[rows] if index < num_per_anchor else x for index, x in enumerate(inputs)]
+            parts = [take_rows(x, rows, groups) if index < num_per_anchor else x for index, x in enumerate(inputs)]
             leaves = [x.detach().requires_grad_(wants) for x, wants in zip(parts, wanted, strict=True)]
             with torch.set_grad_enabled(any(wanted)):
                 loss, others = chunk_loss(rows, *leaves)
             if any(wanted):
-                into = [g[rows] if index < num_per_anchor else g for index, g in enumerate(gradients) if g is not None]
-                found = torch.autograd.grad(loss, [x for x, wants in zip(leaves, wanted, strict=True) if wants])
-                for total, gradient in zip(into, found, strict=True):
-                    total.add_(gradient)
+                found = iter(torch.autograd.grad(loss, [x for x, wants in zip(leaves, wanted, strict=True) if wants]))
+                for index, total in enumerate(gradients):
+                    if total is not None:
+                        into = total.unflatten(0, (groups, -1))[:, rows] if index < num_per_anchor else total
+                        into.add_(next(found).view(into.shape))
             before = sums[-1] if sums else None
             sums = [(loss.detach(), others) if before is None else (before[0] + loss.detach(), before[1] + others)]
         ctx.save_for_backward(*gradients)
@@ -80,4 +91,4 @@ class _Chunks(torch.autograd.Function):
         if torch.is_grad_enabled():  # asked for with create_graph: the chunks' gradients are constants by now
             raise RuntimeError("a loss computed in chunks has no second derivative: it is once_differentiable")
         grad = grad_outputs[0]
-        return None, None, None, *(g if g is None else grad * g for g in ctx.saved_tensors)
+        return None, None, None, None, *(g if g is None else grad * g for g in ctx.saved_tensors)

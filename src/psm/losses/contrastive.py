@@ -1,23 +1,28 @@
-"""The loss of one direction, from queries, keys and a memory bank, put together from open parts."""
+"""The loss of one direction, from queries, keys and a memory bank, put together from open parts.
 
-from dataclasses import dataclass
+On accelerators and for compilers all directions of a batch are one batch. Where the loss is made of plain sums over the
+batch's own candidates, its terms come from one product besides (``psm.losses.at_once``).
+"""
+
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from psm import ops
+from psm.config.parts import Part
+from psm.losses.at_once import TermsAtOnce, holds_targets
 from psm.losses.chunked import anchors_at_once, sum_over_anchors
-from psm.losses.functional import joined_contrastive_loss
-from psm.losses.negative_weighting import WEIGHTINGS, NegativeWeighting
+from psm.losses.negative_weighting import WEIGHTINGS, NegativeWeighting, Sum
 from psm.losses.objectives import OBJECTIVES, Contrastive, Objective, ProjectionObjective
+from psm.losses.terms import Term, TermLoss, mine_term
 from psm.mining.batch import MiningBatch
-from psm.mining.draws import Draws, as_draws
+from psm.mining.draws import as_draws
 from psm.mining.memory_bank import MemoryBank
-from psm.mining.negatives import NEGATIVES, Anchors, Candidates, Negatives, NegativeSource, ViewNegatives
-from psm.mining.pnsm import SAMPLERS, NegativeSampler
-from psm.mining.positives import POSITIVES, PositiveRule, Positives, ViewPositives
+from psm.mining.negatives import NEGATIVES, NegativeSource, ViewNegatives
+from psm.mining.pnsm import PNSM, SAMPLERS, KeepAll, NegativeSampler
+from psm.mining.positives import POSITIVES, PositiveRule, ViewPositives
 from psm.mining.processes import ONE_PROCESS
+from psm.utils.devices import prefers_few_kernels
 
 NORM_TOLERANCE = 1e-2  # of |v| from 1: bfloat16 rounds by less
 
@@ -76,6 +81,11 @@ class ContrastiveLoss(nn.Module):
             )
         self.temperature, self.soft_weight, self.hard_weight = temperature, soft_weight, hard_weight
         self.allow_self, self.detach_keys, self.weight_sum = allow_self, detach_keys, weight_sum
+        parts: tuple[Part, ...] = (self.positives, self.negatives, self.sampler, self.weighting, self.objective)
+        # Parts of others may look beyond the row of an anchor; weight_sum is that of one direction.
+        self.joins_directions = all(part.builtin for part in parts) and not weight_sum
+        plain = type(self.weighting) is Sum and type(self.objective) is Contrastive
+        self.is_plain_sum = plain and type(self.sampler) in (KeepAll, PNSM)
 
     def forward(
         self,
@@ -111,25 +121,18 @@ class ContrastiveLoss(nn.Module):
         if self.detach_keys:
             other = batch.query_view_key
             batch = batch._replace(key=batch.key.detach(), query_view_key=None if other is None else other.detach())
-        terms: list[tuple[float, LossOutput]] = []
-        metrics: dict[str, Tensor] = {}
-        if self.soft_weight:
-            soft = self._term(batch, self.positives, self.negatives)
-            terms.append((self.soft_weight, soft))
-            metrics |= {name: soft.metrics[name] for name in self.positives.metric_names}
-        if self.hard_weight:
-            terms.append((self.hard_weight, self._term(batch, ViewPositives(), ViewNegatives())))
-        loss = torch.stack([weight * term.loss for weight, term in terms]).sum()
-        if self.objective.uses_negatives:
-            metrics["chance"] = torch.stack([weight * term.metrics["chance"] for weight, term in terms]).sum()
-            metrics["negatives_kept"] = torch.stack([term.metrics["negatives_kept"] for _, term in terms]).mean()
+        terms = self._mine(batch)
+        at_once = self.is_plain_sum and prefers_few_kernels(batch.query.device) and holds_targets(terms)
+        loss, contrast = self._at_once(batch, terms) if at_once else self._one_by_one(batch, terms)
+        mined = self.positives.metric_names if self.soft_weight else ()
+        metrics = {**{name: terms[0].positives.metrics[name] for name in mined}, **contrast}
         if self.weight_sum:
-            scale = self.weight_sum / torch.stack([weight * term.metrics["weight"] for weight, term in terms]).sum()
+            weights = [term.weight * term.positives.weights.sum(1).mean() for term in terms]
+            scale = self.weight_sum / torch.stack(weights).sum()
             loss = scale * loss
             metrics |= {name: scale * metrics[name] for name in ("chance",) if name in metrics}
         if self.needs_bank and batch.bank is not None:
-            fill = batch.bank.fill / batch.bank.size
-            metrics["bank_fill"] = torch.full((), fill, dtype=torch.float32, device=loss.device)
+            metrics["bank_fill"] = batch.bank.fill_share
         return LossOutput(loss, metrics)
 
     @property
@@ -144,103 +147,61 @@ class ContrastiveLoss(nn.Module):
         contrast = ("chance", "negatives_kept") if self.objective.uses_negatives else ()
         return (*mined, *contrast, *(("bank_fill",) if self.needs_bank else ()))
 
-    def _term(self, batch: MiningBatch, rule: PositiveRule, source: NegativeSource) -> LossOutput:
-        """Mean loss of one term, anchors in chunks of bounded memory."""
-        positives = rule(batch)
-        anchors, targets = source.anchors(batch, positives)
-        term = _Term(self, positives, source(batch, positives), batch.draws or as_draws(batch.generator))
-        candidates, own = term.columns(anchors), batch.processes.rows(len(anchors))
-        term.draws.start(len(anchors), anchors_at_once(candidates, anchors.device), term.draws_per_anchor)
-        total, sums = sum_over_anchors(term, candidates, (anchors, targets), term.candidates.tensors, own)
-        term.draws.finish()
+    def _mine(self, batch: MiningBatch) -> list[Term]:
+        """L_soft and L_hard, as far as they have a weight."""
+        parts: list[tuple[float, PositiveRule, NegativeSource]] = [
+            (self.soft_weight, self.positives, self.negatives),
+            (self.hard_weight, ViewPositives(), ViewNegatives()),
+        ]
+        return [mine_term(batch, *given) for given in parts if given[0]]
+
+    def _one_by_one(self, batch: MiningBatch, terms: list[Term]) -> LossOutput:
+        """The weighted sum of the terms."""
+        outputs = [self._term(batch, term) for term in terms]
+        loss = torch.stack([term.weight * output.loss for term, output in zip(terms, outputs, strict=True)]).sum()
+        if not self.objective.uses_negatives:
+            return LossOutput(loss, {})
+        chances = [term.weight * output.metrics["chance"] for term, output in zip(terms, outputs, strict=True)]
+        kept = [output.metrics["negatives_kept"] for output in outputs]
+        return LossOutput(loss, {"chance": torch.stack(chances).sum(), "negatives_kept": torch.stack(kept).mean()})
+
+    def _term(self, batch: MiningBatch, term: Term) -> LossOutput:
+        """Mean loss of one term."""
+        function = TermLoss(
+            self.temperature, self.sampler, self.weighting, self.objective, term.positives, term.candidates,
+            batch.draws or as_draws(batch.generator), len(batch.directions),
+        )  # fmt: skip
+        total, sums = self._sum(batch, function, (term.anchors, term.targets), term.candidates.tensors)
+        if not self.objective.uses_negatives:
+            return LossOutput(total, {})
+        chance, kept, allowed = sums
+        return LossOutput(total, {"chance": chance, "negatives_kept": kept / allowed.clamp(min=1)})
+
+    def _at_once(self, batch: MiningBatch, terms: list[Term]) -> LossOutput:
+        """The same from one product."""
+        draws = batch.draws or as_draws(batch.generator)
+        function = TermsAtOnce.join(terms, self.temperature, self.sampler, draws, len(batch.directions))
+        total, (chance, kept, allowed) = self._sum(batch, function, (terms[0].anchors,), (function.vectors,))
+        return LossOutput(total, {"chance": chance.sum(), "negatives_kept": (kept / allowed.clamp(min=1)).mean()})
+
+    def _sum(
+        self,
+        batch: MiningBatch,
+        function: TermLoss | TermsAtOnce,
+        per_anchor: tuple[Tensor, ...],
+        shared: tuple[Tensor, ...],
+    ) -> tuple[Tensor, Tensor]:
+        """A function's mean over the anchors, in chunks of bounded memory, and that of what it gives beside."""
+        count, groups = len(per_anchor[0]), len(batch.directions)
+        candidates, own = function.columns(per_anchor[0]), batch.processes.rows(count // groups)
+        at_once = anchors_at_once(groups * candidates, per_anchor[0].device)
+        function.draws.start(count // groups, at_once, function.draws_per_anchor, groups)
+        total, sums = sum_over_anchors(function, candidates, per_anchor, shared, own, groups)
+        function.draws.finish()
         if batch.processes is not ONE_PROCESS:
-            total, *rest = batch.processes.sum(torch.stack([total, *sums.to(total.dtype)]))
-            sums = torch.stack(rest).detach()
-        metrics = dict(positives.metrics)
-        if self.weight_sum:
-            metrics["weight"] = positives.weights.sum(1).mean()
-        if self.objective.uses_negatives:
-            chance, kept, allowed = sums / len(anchors)
-            metrics |= {"chance": chance, "negatives_kept": kept / allowed.clamp(min=1)}
-        return LossOutput(total / len(anchors), metrics)
-
-
-@dataclass(frozen=True)
-class _Term:
-    """The loss of a slice of anchors."""
-
-    loss: ContrastiveLoss
-    positives: Positives
-    candidates: Candidates
-    draws: Draws
-
-    @property
-    def draws_per_anchor(self) -> int:
-        """Numbers that are drawn for each anchor."""
-        if not self.loss.objective.uses_negatives or self._constant_rows() is not None:
-            return 0
-        pairs = 0 if self.loss.sampler.keeps_all else self.loss.sampler.draws_per_pair * self.candidates.columns
-        return self.candidates.draws_per_anchor + pairs
-
-    def __call__(self, rows: slice, anchor: Tensor, target: Tensor, *tensors: Tensor) -> tuple[Tensor, Tensor]:
-        """Summed loss () of the anchors (A, D) with targets (A, P, D), and sums of chance, kept and allowed (3,)."""
-        objective = self.loss.objective
-        temperature = self.loss.temperature if objective.uses_negatives else 1.0
-        # Over the temperature before the products: dividing the products would be a pass over all pairs.
-        scaled = anchor if temperature == 1 else anchor / temperature
-        self.draws.seek(rows)
-        anchors = Anchors(rows, anchor, scaled, temperature, self.draws)
-        logits = torch.einsum("nd,npd->np", anchors.scaled, target)
-        weights, mask = self.positives.weights[rows], self.positives.mask[rows]
-        if not objective.uses_negatives:
-            none = logits.new_full((len(anchor),), -torch.inf)
-            return objective(logits, weights, mask, none).sum(), none.new_zeros(3)
-        constant = self._constant_rows()
-        if constant is not None:
-            log_neg = ops.logsumexp_similarity(anchors.scaled, constant)
-            every = torch.full_like(log_neg, len(constant))
-            return objective(logits, weights, mask, log_neg).sum(), self._sums(weights, mask, every, every)
-        positive, weighting = logits[:, 0], self.loss.weighting
-        negatives = self.candidates.logits(anchors, *tensors)
-        keep = self._keep(anchors, negatives, positive)
-        count = negatives.similarity.shape[1]
-        kept, allowed = (torch.full_like(positive, count) if x is None else x.sum(1) for x in (keep, negatives.allowed))
-        if weighting.is_sum and anchor.device.type != "cpu" and isinstance(objective, Contrastive):
-            losses = joined_contrastive_loss(logits, weights, mask, negatives.similarity, keep)
-        else:
-            log_neg = weighting(negatives.similarity, keep, positive, anchors.temperature)
-            losses = objective(logits, weights, mask, log_neg)
-        return losses.sum(), self._sums(weights, mask, kept, allowed)
-
-    def _keep(self, anchors: Anchors, negatives: Negatives, positive: Tensor) -> Tensor | None:
-        """Mask (A, M) of the negatives that count; None: all."""
-        sampler = self.loss.sampler
-        if sampler.keeps_all:
-            return negatives.allowed if self.loss.weighting.is_sum else negatives.mask
-        similarity, reference = (x.detach() * anchors.temperature for x in (negatives.similarity, positive))
-        return negatives.mask & sampler.keep(similarity, reference, self.draws)
-
-    @torch.no_grad()
-    def _sums(self, weights: Tensor, mask: Tensor, kept: Tensor, allowed: Tensor) -> Tensor:
-        """Sums (3,) over the anchors of the loss of guessing, and of their kept (A,) and allowed (A,) negatives."""
-        in_denominator = self.loss.objective.positives_in_denominator
-        counted = mask.sum(1) + kept if in_denominator else kept.clamp(min=1)
-        chance = weights.sum(1) * counted.to(weights.dtype).log()
-        return torch.stack([x.sum().to(chance.dtype) for x in (chance, kept, allowed)])
-
-    def _constant_rows(self) -> Tensor | None:
-        """Rows (M, D) that are summed over for every anchor alike, without a matrix of pairs, if that is possible."""
-        plain = self.loss.weighting.is_sum and self.loss.sampler.keeps_all
-        return self.candidates.constant_rows() if plain else None
-
-    def columns(self, anchors: Tensor) -> int:
-        """How many similarities of an anchor are held at once."""
-        if not self.loss.objective.uses_negatives:
-            return 0
-        rows = self._constant_rows()
-        # The kernel holds no matrix of products.
-        bounded = rows is not None and ops.has_kernel(ops.logsumexp_similarity, anchors, rows)
-        return 0 if bounded else self.candidates.count
+            joined = batch.processes.sum(torch.cat([total[None], sums.flatten().to(total.dtype)]))
+            total, sums = joined[0], joined[1:].detach().view_as(sums)
+        return total / count, sums / count
 
 
 def check_batch(batch: MiningBatch) -> None:

@@ -12,7 +12,8 @@ from psm.mining.batch import MiningBatch
 from psm.mining.draws import Draws, as_draws
 from psm.mining.memory_bank import MemoryBank
 from psm.mining.processes import ONE_PROCESS, Processes
-from psm.models.outputs import Embeddings, directions, view_pairs
+from psm.models.outputs import Embeddings, directions, joined_pairs, view_pairs
+from psm.utils.devices import prefers_few_kernels
 
 REDUCTIONS = ("mean", "sum")
 
@@ -24,7 +25,7 @@ def method_loss(
     ids: Tensor | None = None,
     generator: torch.Generator | Draws | None = None,
     symmetric: bool = True,
-    positive_generator: torch.Generator | None = None,
+    positive_generator: torch.Generator | Draws | None = None,
     progress: float = 1.0,
     reduction: str = "mean",
     redundancy_weight: float = 0.0,
@@ -54,15 +55,18 @@ def method_loss(
         **{"ids": ids, "bank": bank, "draws": as_draws(generator), "processes": processes},
         "generator": generator if isinstance(generator, torch.Generator) else None,
         **{"positive_generator": positive_generator, "progress": progress, "searches": {}},
-        # One search is fewer kernels; on a CPU two are faster.
-        "search_both": symmetric and embeddings.key.device.type != "cpu",
     }
-    outputs = [
-        loss.on_batch(MiningBatch(*pair, **common, views=views))
-        for pair, views in zip(view_pairs(embeddings, symmetric), pairs, strict=True)
-    ]
-    total = torch.stack([output.loss for output in outputs]).mean()
-    metrics = {name: torch.stack([o.metrics[name] for o in outputs]).mean() for name in outputs[0].metrics}
+    if loss.joins_directions and prefers_few_kernels(embeddings.key.device):
+        common["ids"] = None if ids is None else ids.repeat(len(pairs))
+        batch = MiningBatch(*joined_pairs(embeddings, symmetric), **common, directions=tuple(pairs))
+        total, metrics = loss.on_batch(batch)
+    else:
+        outputs = [
+            loss.on_batch(MiningBatch(*pair, **common, directions=(views,)))
+            for pair, views in zip(view_pairs(embeddings, symmetric), pairs, strict=True)
+        ]
+        total = torch.stack([output.loss for output in outputs]).mean()
+        metrics = {name: torch.stack([o.metrics[name] for o in outputs]).mean() for name in outputs[0].metrics}
     if reduction == "sum" and symmetric:
         total = 2 * total
         metrics |= {name: 2 * metrics[name] for name in ("chance",) if name in metrics}

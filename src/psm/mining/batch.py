@@ -1,4 +1,4 @@
-"""What the parts of a method may look at: one direction of a step."""
+"""What the parts of a method may look at: one direction of a step, or several as one batch."""
 
 from typing import NamedTuple
 
@@ -11,7 +11,11 @@ from psm.mining.processes import ONE_PROCESS, Processes
 
 
 class MiningBatch(NamedTuple):
-    """Queries from one view and keys from the other; vectors (N, D) of unit norm."""
+    """Queries from one view and keys from the other; vectors (N, D) of unit norm.
+
+    Several directions as one batch follow each other: N is then their number times the number of images. The parts of
+    this package alone are given such a batch, on accelerators and to compilers.
+    """
 
     query: Tensor
     key: Tensor
@@ -21,11 +25,10 @@ class MiningBatch(NamedTuple):
     bank: MemoryBank | None = None  # only read
     generator: torch.Generator | None = None  # decides the draws of PNSM and MoCHi, unless ``draws`` are given
     allow_self: bool = False  # let a query meet stale copies of its own image in the bank
-    positive_generator: torch.Generator | None = None  # decides the draws of the positives; None: ``generator``
+    positive_generator: torch.Generator | Draws | None = None  # decides the draws of the positives; None: ``generator``
     progress: float = 1.0  # share of the run's steps that are done
-    views: tuple[int, int] = (0, 1)  # of query and key
+    directions: tuple[tuple[int, int], ...] = ((0, 1),)  # views of query and key
     searches: dict[tuple[int, int], Mined] | None = None  # by view and k, shared by the directions of a step
-    search_both: bool = False  # the keys of both views are searched for, in one search
     draws: Draws | None = None  # decide the same, whichever process draws for which queries
     processes: Processes = ONE_PROCESS  # that share the anchors of the batch
 
@@ -49,27 +52,21 @@ class MiningBatch(NamedTuple):
             query_view: search for the keys of the query's view instead.
         """
         bank = self.require_bank(part)
-        keys = self.query_view_key if query_view else self.key
-        if keys is None:
+        vectors = self.query_view_key if query_view else self.key
+        if vectors is None:
             raise ValueError(f"{part} searches for the keys of the query's view: pass query_view_key.")
-        place = self.views[0 if query_view else 1], k
-        found = None if self.searches is None else self.searches.get(place)
-        if found is None and self.search_both and self.searches is not None and self.query_view_key is not None:
-            self.searches.update(self._search_both(bank, k, self.searches, self.query_view_key))
-            found = self.searches[place]
-        if found is None:
-            found = bank.search(keys.detach(), k, self.exclude_ids, self.processes)
-            if self.searches is not None:
-                self.searches[place] = found
-        return found
-
-    def _search_both(
-        self, bank: MemoryBank, k: int, known: dict[tuple[int, int], Mined], query_view_key: Tensor
-    ) -> dict[tuple[int, int], Mined]:
-        """What a search finds for the keys of both views, but for a view that is known: one search for both."""
-        given = zip(self.views, (query_view_key, self.key), strict=True)
-        wanted = {view: keys.detach() for view, keys in given if (view, k) not in known}
-        ids = None if self.exclude_ids is None else self.exclude_ids.repeat(len(wanted))
-        both = bank.search(torch.cat(list(wanted.values())), k, ids, self.processes)
-        parts = zip(*(column.chunk(len(wanted)) for column in both), strict=True)
-        return {(view, k): Mined(*part) for view, part in zip(wanted, parts, strict=True)}
+        views = [pair[0 if query_view else 1] for pair in self.directions]
+        keys = dict(zip(views, vectors.detach().chunk(len(views)), strict=True))
+        known = {} if self.searches is None else self.searches
+        wanted = [view for view in keys if (view, k) not in known]
+        if wanted:
+            ids = None if self.exclude_ids is None else self.exclude_ids[: len(wanted) * len(keys[wanted[0]])]
+            searched = vectors.detach() if wanted == views else torch.cat([keys[view] for view in wanted])
+            found = bank.search(searched, k, ids, self.processes)
+            parts = zip(*(column.chunk(len(wanted)) for column in found), strict=True)
+            known.update({(view, k): Mined(*part) for view, part in zip(wanted, parts, strict=True)})
+            if wanted == views:
+                return found
+        if len(views) == 1:
+            return known[views[0], k]
+        return Mined(*(torch.cat(column) for column in zip(*(known[view, k] for view in views), strict=True)))

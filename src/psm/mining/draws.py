@@ -7,6 +7,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from psm.mining.processes import take_rows
+
 SKIP = 2**20  # numbers drawn at a time to skip them
 STREAMS = 8  # of keys that a step draws; further streams are made of these
 ODD = 0x9E3779B97F4A7C15  # 2^64 over the golden ratio
@@ -21,8 +23,11 @@ class Draws(Protocol):
         """For parts that draw by themselves; what they draw may depend on the number of processes."""
         ...
 
-    def start(self, size: int, chunk: int, numbers: int) -> None:
-        """Begin a term of ``size`` anchors in chunks of ``chunk`` that takes ``numbers`` of each anchor."""
+    def start(self, size: int, chunk: int, numbers: int, groups: int = 1) -> None:
+        """Begin a term of ``size`` anchors in chunks of ``chunk`` that takes ``numbers`` of each anchor.
+
+        Of so many anchors in each of several groups: the same ones of each are sought.
+        """
         ...
 
     def seek(self, rows: slice) -> None:
@@ -30,7 +35,7 @@ class Draws(Protocol):
         ...
 
     def uniform(self, number: int, device: torch.device) -> Tensor:
-        """(A, number) float32, uniform in [0, 1), for the anchors that were sought."""
+        """(A, number) float32, uniform in [0, 1), for the anchors that were sought; group after group."""
         ...
 
     def finish(self) -> None:
@@ -47,10 +52,12 @@ class GeneratorDraws:
     def __init__(self, generator: torch.Generator | None):
         self.generator: torch.Generator | None = generator
         self._size = self._chunk = self._numbers = self._done = 0
+        self._groups = 1
         self._rows = self._block = slice(0, 0)
 
-    def start(self, size: int, chunk: int, numbers: int) -> None:
+    def start(self, size: int, chunk: int, numbers: int, groups: int = 1) -> None:
         self._size, self._chunk, self._numbers, self._done = size, max(1, chunk), numbers, 0
+        self._groups = groups
 
     def seek(self, rows: slice) -> None:
         first = rows.start // self._chunk * self._chunk
@@ -60,16 +67,15 @@ class GeneratorDraws:
 
     def uniform(self, number: int, device: torch.device) -> Tensor:
         block, rows = self._block, self._rows
-        numbers = torch.rand(
-            (block.stop - block.start, number), generator=self.generator, device=device, dtype=torch.float32
-        )
-        return numbers if rows == block else numbers[rows.start - block.start : rows.stop - block.start]
+        count = self._groups * (block.stop - block.start)
+        numbers = torch.rand((count, number), generator=self.generator, device=device, dtype=torch.float32)
+        return take_rows(numbers, slice(rows.start - block.start, rows.stop - block.start), self._groups)
 
     def finish(self) -> None:
         self._skip(self._size - self._done)
 
     def _skip(self, anchors: int) -> None:
-        count = anchors * self._numbers
+        count = anchors * self._numbers * self._groups
         if count <= 0 or self.generator is None:
             return
         numbers = torch.empty(min(count, SKIP), device=self.generator.device)
@@ -89,33 +95,39 @@ class KeyedDraws:
 
     def __init__(self, keys: Tensor, generator: Callable[[], torch.Generator | None] = lambda: None):
         self.keys, self._make_generator = keys, generator
-        self._stream, self._first = 0, 0
+        self._stream, self._first, self._groups = 0, 0, 1
         self._rows = slice(0, 0)
 
     @cached_property
     def generator(self) -> torch.Generator | None:
         return self._make_generator()
 
-    def start(self, size: int, chunk: int, numbers: int) -> None:
-        self._first = self._stream
+    def start(self, size: int, chunk: int, numbers: int, groups: int = 1) -> None:
+        self._first, self._groups = self._stream, groups
 
     def seek(self, rows: slice) -> None:
         self._rows, self._stream = rows, self._first
 
     def uniform(self, number: int, device: torch.device) -> Tensor:
-        stream = self._stream
-        self._stream += 1
-        keys = self.keys[stream % len(self.keys), self._rows, None]
-        if stream >= len(self.keys):
-            keys = keys * _signed(ODD * (2 * stream + 1))
-        bits = keys * _column_keys(number, device)
+        streams = range(self._stream, self._stream + self._groups)
+        self._stream = streams.stop
+        if streams.stop <= len(self.keys):
+            keys = self.keys[streams.start : streams.stop, self._rows]
+        else:
+            keys = torch.stack([self._further(stream) for stream in streams])
+        bits = keys.flatten()[:, None] * _column_keys(number, device)
         bits ^= bits >> 32
         bits *= _signed(MIX)
         bits >>= 40  # 24 bits with a sign
-        return torch.add(_half(device), bits, alpha=2.0**-24)
+        return (bits * 2.0**-24).add_(0.5)
 
     def finish(self) -> None:
         pass
+
+    def _further(self, stream: int) -> Tensor:
+        """Keys (A,) of a stream of any number, made of those that there are."""
+        keys = self.keys[stream % len(self.keys), self._rows]
+        return keys if stream < len(self.keys) else keys * _signed(ODD * (2 * stream + 1))
 
 
 def draw_keys(size: int, generator: torch.Generator) -> Tensor:
@@ -133,20 +145,19 @@ def _signed(value: int) -> int:
     return (value + 2**63) % 2**64 - 2**63
 
 
-_columns: dict[torch.device, Tensor] = {}
-
-
 def _column_keys(number: int, device: torch.device) -> Tensor:
-    """Odd random numbers (number,) int64, always the same ones; copied to a device once for up to twice as many."""
-    held = _columns.get(device)
-    if held is None or len(held) < number:
-        size = 2 ** (number - 1).bit_length()
-        fixed = torch.Generator().manual_seed(ODD >> 1)
-        held = (torch.empty(size, dtype=torch.long).random_(-(2**63), None, generator=fixed) | 1).to(device)
-        _columns[device] = held
-    return held[:number]
+    """Odd numbers (number,) int64 that look random, always the same; a device computes up to twice as many once."""
+    if torch.compiler.is_compiling():
+        return _hashed_columns(number, device)
+    return _hashed_columns_held(2 ** (number - 1).bit_length(), device)[:number]
 
 
-@cache
-def _half(device: torch.device) -> Tensor:
-    return torch.full((), 0.5, device=device)
+def _hashed_columns(number: int, device: torch.device) -> Tensor:
+    """Hashes of 1, 2, 3, ... with the lowest bit set (splitmix64's multipliers)."""
+    bits = torch.arange(1, number + 1, device=device) * _signed(ODD)
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        bits = (bits ^ (bits >> shift)) * _signed(factor)
+    return (bits ^ (bits >> 31)) | 1
+
+
+_hashed_columns_held = cache(_hashed_columns)

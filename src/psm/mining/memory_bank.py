@@ -13,7 +13,7 @@ from psm.mining.bank_shard import BankShard, shard_state
 from psm.mining.faiss_index import InvertedLists
 from psm.mining.processes import ONE_PROCESS, Processes, take_rows
 from psm.ops import TOPK_BLOCK
-from psm.utils.devices import matrix_elements, to_device
+from psm.utils.devices import matrix_elements, prefers_few_kernels, to_device
 
 INDEXES = ("exact", "faiss")
 SEARCH_ELEMENTS = 2**22  # similarities held at once while searching: 16 MiB in float32, whatever batch and bank
@@ -55,6 +55,7 @@ class MemoryBank(nn.Module):
         self.size = size
         self.pointer = 0
         self.fill = 0
+        self.full = False  # beside ``fill``: a compiled step is compiled anew where this changes, not with every row
         self.register_buffer("rows", torch.zeros(size, width))
         self.register_buffer("ids", torch.full((size,), -1, dtype=torch.long))
         self.index = InvertedLists(size, width) if index == "faiss" else None
@@ -84,6 +85,7 @@ class MemoryBank(nn.Module):
 
     def set_extra_state(self, state: Tensor) -> None:
         self.pointer, self.fill = state.tolist()
+        self.full = self.fill == self.size
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *given: Any) -> None:
         if self.index is None:  # rows can be looked at without the index that they were mined by
@@ -120,6 +122,7 @@ class MemoryBank(nn.Module):
         first = self.pointer + dropped
         last = first + number
         self.pointer, self.fill = last % self.size, min(self.fill + dropped + number, self.size)
+        self.full = self.fill == self.size
         if self.index is None:
             return
         if last >= self.size:  # the last of the earlier rows are gone
@@ -129,9 +132,26 @@ class MemoryBank(nn.Module):
 
     @property
     def filled(self) -> tuple[Tensor, Tensor]:
-        """The rows in use (M, D) and their ids (M,); of this process, where the bank is shared out."""
+        """The rows in use (M, D) and their ids (M,); of this process, where the bank is shared out.
+
+        Compiled: all rows, whose number does not change; ``in_use`` says which of them count.
+        """
+        if torch.compiler.is_compiling():
+            return self.rows, self.ids
         count = self.fill if self.shard is None else self.shard.length(self.fill)
         return self.rows[:count], self.ids[:count]
+
+    @property
+    def in_use(self) -> Tensor | None:
+        """Mask (M,) of the rows of ``filled`` that count; None: all of them do."""
+        return self.ids >= 0 if torch.compiler.is_compiling() and not self.full else None
+
+    @property
+    def fill_share(self) -> Tensor:
+        """Share () of the rows in use, on the device."""
+        if torch.compiler.is_compiling():
+            return torch.ones((), device=self.rows.device) if self.full else (self.ids >= 0).float().mean()
+        return torch.full((), self.fill / self.size, dtype=torch.float32, device=self.rows.device)
 
     @torch.no_grad()
     def search(
@@ -179,22 +199,24 @@ class MemoryBank(nn.Module):
             slices = [slice(start, start + QUERIES) for start in range(0, count, QUERIES)]
             parts = [self._exact(vectors[s], k, None if exclude_ids is None else exclude_ids[s]) for s in slices]
             return torch.cat([best for best, _ in parts]), torch.cat([indices for _, indices in parts])
-        none = torch.zeros((count, k), dtype=torch.long, device=vectors.device)
-        parts = [(vectors.new_full((count, k), -torch.inf), none)]
-        rows, ids = self.filled
+        rows = self.filled[0]
+        few_kernels = prefers_few_kernels(vectors.device)
+        parts = [] if few_kernels and 0 < k <= len(rows) else [_nothing_found(vectors, k)]
         on_cpu = vectors.device.type == "cpu"
         elements = SEARCH_ELEMENTS if on_cpu else matrix_elements(vectors.device, DEVICE_SEARCH_SHARE)
         step = max(TOPK_BLOCK, elements // max(count, 1) // TOPK_BLOCK * TOPK_BLOCK)
         for start in range(0, len(rows) if k else 0, step):
             part = slice(start, start + step)
-            values, where = self._topk(vectors, rows[part], min(k, len(rows[part])), ids[part], exclude_ids)
+            values, where = self._topk(vectors, part, min(k, len(rows[part])), exclude_ids)
             parts.append((values, where + start if start else where))
-            if on_cpu or start + step >= len(rows):  # on an accelerator once, after the last slice: fewer kernels
+            last = start + step >= len(rows)
+            if len(parts) > 1 and (last or not few_kernels):
                 values, where = (torch.cat(column, 1) for column in zip(*parts, strict=True))
                 best, order = values.topk(k, dim=1)
                 parts = [(best, where.gather(1, order))]
         return parts[0]
 
+    @torch.compiler.disable
     def _approximate(
         self, index: InvertedLists, vectors: Tensor, k: int, exclude_ids: Tensor | None
     ) -> tuple[Tensor, Tensor]:
@@ -225,12 +247,15 @@ class MemoryBank(nn.Module):
         best, order = similarity.topk(k, dim=1)
         return best, indices.gather(1, order)
 
-    def _topk(
-        self, vectors: Tensor, rows: Tensor, k: int, ids: Tensor, exclude_ids: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
-        """The k largest similarities (N, k) among these rows, and their indices."""
+    def _topk(self, vectors: Tensor, part: slice, k: int, exclude_ids: Tensor | None) -> tuple[Tensor, Tensor]:
+        """The k largest similarities (N, k) among some rows, and their indices."""
+        rows, ids = (x[part] for x in self.filled)
+        compared = None if exclude_ids is None else ids
+        if torch.compiler.is_compiling():
+            in_use = None if self.in_use is None else self.in_use[part]
+            return ops.topk_similarity(vectors, rows, k, compared, exclude_ids, in_use=in_use)
         buffer = partial(self._buffer, like=vectors)
-        return ops.topk_similarity(vectors, rows, k, None if exclude_ids is None else ids, exclude_ids, buffer)
+        return ops.topk_similarity(vectors, rows, k, compared, exclude_ids, buffer)
 
     def _buffer(self, count: int, like: Tensor) -> Tensor:
         """A buffer of at least ``count`` similarities, overwritten by the next search."""
@@ -244,8 +269,14 @@ class MemoryBank(nn.Module):
 def _mined(best: Tensor, vectors: Tensor, ids: Tensor) -> Mined:
     """What was found: similarities (N, k), -inf where there are too few rows, vectors (N, k, D) and ids (N, k)."""
     found = (best > -torch.inf).all(1)
-    kept = found[:, None].expand_as(best)
-    return Mined(vectors * kept[..., None], best.masked_fill(~kept, 0.0), ids.masked_fill(~kept, -1), found)
+    missing = ~found[:, None]
+    return Mined(vectors * found[:, None, None], best.masked_fill(missing, 0.0), ids.masked_fill(missing, -1), found)
+
+
+def _nothing_found(vectors: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """Similarities (N, k) of -inf, and indices of no meaning."""
+    indices = torch.zeros((len(vectors), k), dtype=torch.long, device=vectors.device)
+    return vectors.new_full((len(vectors), k), -torch.inf), indices
 
 
 def _gather_found(best: Tensor, indices: Tensor, processes: Processes) -> tuple[Tensor, Tensor]:

@@ -39,7 +39,7 @@ def mix_negatives(
         (N, M + num_mix + num_mix_query) similarities and mask.
     """
     source = _whole(draws, len(query))
-    if not bank.fill:
+    if not similarity.shape[1]:
         return similarity, mask
     with torch.no_grad():
         best, places = similarity.masked_fill(~mask, -torch.inf).topk(min(num_hard, similarity.shape[1]), dim=1)

@@ -14,6 +14,7 @@ from psm.mining.draws import Draws
 from psm.mining.memory_bank import MemoryBank
 from psm.mining.mochi import mix_negatives
 from psm.mining.positives import Positives
+from psm.mining.processes import take_rows
 from psm.ops import mask_same_image_
 
 
@@ -32,11 +33,12 @@ class Negatives(NamedTuple):
 class Anchors(NamedTuple):
     """A slice of the batch's anchors."""
 
-    rows: slice  # their places in the batch
+    rows: slice  # their places in the batch, in each of its directions
     vectors: Tensor  # (A, D)
     scaled: Tensor  # (A, D), vectors / temperature
     temperature: float
     draws: Draws | None = None  # that stand at these anchors
+    groups: int = 1  # directions that they come from, one after another
 
 
 class FlatCandidates(NamedTuple):
@@ -92,10 +94,12 @@ class BatchCandidates(Candidates):
     mask: Tensor  # (N, C), False where there is none
     ids: Tensor | None = None  # (N, C) images that they come from
     owners: Tensor | None = None  # (N,) ids of the batch's images
+    groups: int = 1  # directions that the batch consists of; an anchor meets the candidates of its own
+    targets: int = 0  # the first so many of an image's candidates are what its anchor is pulled to; 0: none is
 
     @property
     def count(self) -> int:
-        return self.vectors.shape[0] * self.vectors.shape[1]
+        return self.vectors.shape[0] // self.groups * self.vectors.shape[1]
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
@@ -103,16 +107,26 @@ class BatchCandidates(Candidates):
 
     def logits(self, anchors: Anchors, *tensors: Tensor) -> Negatives:
         (vectors,) = tensors
-        count = len(anchors.vectors)
-        allowed = self.mask.expand(count, -1, -1).clone()
-        allowed.diagonal(anchors.rows.start, 0, 1).fill_(False)
-        return Negatives(anchors.scaled @ vectors.flatten(0, 1).T, allowed.flatten(1))
+        if self.groups == 1:
+            similarity = anchors.scaled @ vectors.flatten(0, 1).T
+        else:
+            similarity = group_products(anchors.scaled, vectors, self.groups).flatten(0, 1)
+        mask = self.mask.unflatten(0, (self.groups, 1, -1))
+        allowed = mask.expand(-1, len(anchors.vectors) // self.groups, -1, -1).clone()
+        allowed.diagonal(anchors.rows.start, 1, 2).fill_(False)
+        return Negatives(similarity, allowed.flatten(0, 1).flatten(1))
 
     def flat(self) -> FlatCandidates:
         if self.ids is None or self.owners is None:
             raise ValueError("candidates can be listed only if the batch has ids.")
         ids = self.ids.masked_fill(~self.mask, -1)
         return FlatCandidates(self.vectors.flatten(0, 1), ids.flatten(), self.owners[:, None].expand_as(ids).flatten())
+
+
+def group_products(anchors: Tensor, vectors: Tensor, groups: int) -> Tensor:
+    """Products (G, A, N C) of the anchors (G A, D) of each group with its candidates, the vectors (G N, C, D)."""
+    anchors, vectors = (x.unflatten(0, (groups, -1)) for x in (anchors, vectors))
+    return anchors @ vectors.flatten(1, 2).mT
 
 
 @dataclass(frozen=True)
@@ -124,20 +138,21 @@ class BankCandidates(Candidates):
 
     @property
     def count(self) -> int:
-        return self.bank.fill
+        return len(self.bank.filled[0])
 
     def logits(self, anchors: Anchors, *tensors: Tensor) -> Negatives:
-        return self._similarity(anchors.scaled, anchors.rows)
+        return self._similarity(anchors, anchors.scaled)
 
     def constant_rows(self) -> Tensor | None:
-        return self.bank.filled[0] if self.exclude_ids is None else None
+        return self.bank.filled[0] if self.exclude_ids is None and self.bank.in_use is None else None
 
     def flat(self) -> FlatCandidates:
         rows, ids = self.bank.filled
         return FlatCandidates(rows, ids, torch.full_like(ids, -1) if self.exclude_ids is None else ids)
 
-    def _similarity(self, vectors: Tensor, rows: slice) -> Negatives:
-        exclude = None if self.exclude_ids is None else self.exclude_ids[rows]
+    def _similarity(self, anchors: Anchors, vectors: Tensor) -> Negatives:
+        """Of the vectors of some anchors, scaled or not."""
+        exclude = None if self.exclude_ids is None else take_rows(self.exclude_ids, anchors.rows, anchors.groups)
         return bank_negatives(vectors, self.bank, exclude)
 
 
@@ -157,11 +172,11 @@ class MochiCandidates(BankCandidates):
         return self.count and 3 * self.source.num_mix + 2 * self.source.num_mix_query
 
     def logits(self, anchors: Anchors, *tensors: Tensor) -> Negatives:
-        plain = self._similarity(anchors.vectors, anchors.rows)
+        plain = self._similarity(anchors, anchors.vectors)
         source = self.source
         similarity, mask = mix_negatives(
             anchors.vectors, self.bank, plain.similarity, plain.mask,
-            source.num_hardest(self.bank.fill), source.num_mix, source.num_mix_query, anchors.draws or self.draws,
+            source.num_hardest(self.count), source.num_mix, source.num_mix_query, anchors.draws or self.draws,
         )  # fmt: skip
         return Negatives(similarity / anchors.temperature, mask)
 
@@ -173,6 +188,8 @@ def bank_negatives(vectors: Tensor, bank: MemoryBank, exclude_ids: Tensor | None
     """The bank's filled rows as negatives of vectors (N, D), but for rows with the ids (N,) given."""
     rows, ids = bank.filled
     negatives = Negatives(vectors @ rows.to(vectors.dtype).T, None)
+    if bank.in_use is not None:
+        negatives = negatives._replace(allowed=bank.in_use.expand_as(negatives.similarity).clone())
     if exclude_ids is None:
         return negatives
     return negatives._replace(allowed=mask_same_image_(negatives.mask, ids, exclude_ids, False))
@@ -212,7 +229,8 @@ class ViewNegatives(NegativeSource):
 
     def __call__(self, batch: MiningBatch, positives: Positives) -> Candidates:
         keys = [batch.key] if batch.query_view_key is None else [batch.key, batch.query_view_key]
-        return batch_candidates(torch.stack(keys, 1), batch)
+        own_key = positives.first_mined == positives.vectors.shape[1] == 1
+        return batch_candidates(torch.stack(keys, 1), batch, targets=int(own_key))
 
     def describe(self) -> str:
         return "other images, both views"
@@ -224,7 +242,8 @@ class PositiveNegatives(NegativeSource):
     """SNCLR, L_soft: the key and the mined positives of the other images, (N-1)(k+1) of them (eq. 6)."""
 
     def __call__(self, batch: MiningBatch, positives: Positives) -> Candidates:
-        return BatchCandidates(positives.vectors, positives.mask, positives.ids, batch.ids)
+        groups, targets = len(batch.directions), positives.vectors.shape[1]
+        return BatchCandidates(positives.vectors, positives.mask, positives.ids, batch.ids, groups, targets)
 
     def describe(self) -> str:
         return "other images' positives"
@@ -238,7 +257,7 @@ class QueryNegatives(NegativeSource):
     anchor_name = "positive"
 
     def __call__(self, batch: MiningBatch, positives: Positives) -> Candidates:
-        return batch_candidates(batch.query[:, None], batch)
+        return batch_candidates(batch.query[:, None], batch, targets=1)
 
     def anchors(self, batch: MiningBatch, positives: Positives) -> tuple[Tensor, Tensor]:
         return positives.vectors[:, 0], batch.query[:, None]
@@ -320,11 +339,11 @@ class NoNegatives(NegativeSource):
         return "none"
 
 
-def batch_candidates(vectors: Tensor, batch: MiningBatch) -> BatchCandidates:
-    """Candidates (N, C, D) that each come from the image they belong to."""
+def batch_candidates(vectors: Tensor, batch: MiningBatch, targets: int = 0) -> BatchCandidates:
+    """Candidates (N, C, D) that each come from their image, whose anchor is pulled to the first ``targets`` of them."""
     mask = torch.ones(vectors.shape[:2], dtype=torch.bool, device=vectors.device)
     ids = None if batch.ids is None else batch.ids[:, None].expand(mask.shape)
-    return BatchCandidates(vectors, mask, ids, batch.ids)
+    return BatchCandidates(vectors, mask, ids, batch.ids, len(batch.directions), targets)
 
 
 def _no_ids(batch: MiningBatch) -> Tensor | None:

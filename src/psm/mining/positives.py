@@ -12,6 +12,7 @@ from torch.nn.functional import normalize
 
 from psm.config.parts import Part, PartRegistry, setting
 from psm.mining.batch import MiningBatch
+from psm.mining.draws import as_draws
 from psm.mining.memory_bank import Mined
 
 
@@ -51,6 +52,13 @@ class PositiveRule(Part, ABC):
     def __call__(self, batch: MiningBatch) -> Positives:
         raise NotImplementedError
 
+    def phase(self, progress: float) -> float:
+        """A number with which the rule does what it does with ``batch.progress``, and that changes as seldom as it can.
+
+        A compiled loss is compiled anew for each.
+        """
+        return progress
+
     def without_draws(self) -> "PositiveRule":
         """The rule as analyses apply it to plain views: nothing is drawn, and one view is enough."""
         return self
@@ -74,6 +82,9 @@ class ViewPositives(PositiveRule):
     def __call__(self, batch: MiningBatch) -> Positives:
         return single(batch.key, batch.ids, mined=False)
 
+    def phase(self, progress: float) -> float:
+        return 1.0
+
     def describe(self) -> str:
         return "key"
 
@@ -94,6 +105,9 @@ class NearestPositives(PositiveRule):
         mined = batch.search("positives.rule=nn", 1)
         vectors = torch.where(mined.found[:, None], mined.vectors[:, 0].to(batch.key.dtype), batch.key.detach())
         return single(vectors, mined.ids[:, 0], mined=True)._replace(metrics=mined_metrics(mined))
+
+    def phase(self, progress: float) -> float:
+        return 1.0
 
     def describe(self) -> str:
         return "nearest bank row"
@@ -152,15 +166,18 @@ class NeighborPositives(PositiveRule):
         return self.k
 
     def __call__(self, batch: MiningBatch) -> Positives:
-        key = single(batch.key, batch.ids, mined=False)
         if not self.k:
-            return key
+            return single(batch.key, batch.ids, mined=False)
         if batch.progress < self.start:
             zero = batch.key.new_zeros(())
-            return key._replace(metrics={"mined_similarity": zero, "mined_share": zero})
+            metrics = {"mined_similarity": zero, "mined_share": zero}
+            return single(batch.key, batch.ids, mined=False)._replace(metrics=metrics)
         mined = batch.search("positives.rule=knn", self.k)
         positives = with_neighbors(batch, mined, self.weights, self.temperature, self._usable(batch, mined))
         return mix_with_key(positives, batch) if self.mix else positives
+
+    def phase(self, progress: float) -> float:
+        return float(progress >= self.start)
 
     def _usable(self, batch: MiningBatch, mined: Mined) -> Tensor | None:
         """Mask (N, k) of the rows that count; None: all that were found."""
@@ -213,11 +230,12 @@ def with_neighbors(
     found = found if usable is None else found & usable
     weighed = soft_weights(similarity, weights, temperature, None if usable is None else found)
     key = single(batch.key, batch.ids, mined=False)
+    ids = mined.ids if usable is None else mined.ids.masked_fill(~found, -1)
     return Positives(
         torch.cat([key.vectors, vectors], 1),
         torch.cat([key.weights, weighed.masked_fill(~found, 0.0)], 1),
         torch.cat([key.mask, found], 1),
-        None if key.ids is None else torch.cat([key.ids, mined.ids.masked_fill(~found, -1)], 1),
+        None if key.ids is None else torch.cat([key.ids, ids], 1),
         first_mined=1,
         metrics=mined_metrics(mined, None if usable is None else found),
     )
@@ -250,8 +268,11 @@ def mix_with_key(positives: Positives, batch: MiningBatch) -> Positives:
     No gradient flows through them. Weights stay those of the rows as they were mined.
     """
     key, rows = positives.vectors[:, :1], positives.vectors[:, positives.first_mined :]
-    draws = batch.generator if batch.positive_generator is None else batch.positive_generator
-    x = torch.rand((*rows.shape[:2], 1), generator=draws, device=rows.device).to(rows.dtype)
+    given = batch.draws or batch.generator if batch.positive_generator is None else batch.positive_generator
+    draws, groups = as_draws(given), len(batch.directions)
+    draws.start(len(rows) // groups, len(rows) // groups, rows.shape[1], groups)
+    draws.seek(slice(0, len(rows) // groups))
+    x = draws.uniform(rows.shape[1], rows.device)[..., None].to(rows.dtype)
     mixed = normalize(x * rows + (1 - x) * key.detach(), dim=2)
     return positives._replace(vectors=torch.cat([key, mixed], 1))
 

@@ -54,6 +54,8 @@ class OneProcess:
 ONE_PROCESS = OneProcess()
 
 
-def take_rows(values: Tensor, rows: slice) -> Tensor:
-    """``values[rows]``, the tensor itself where that is all of it."""
-    return values if rows == slice(0, len(values)) else values[rows]
+def take_rows(values: Tensor, rows: slice, groups: int = 1) -> Tensor:
+    """``values[rows]``, the tensor itself where that is all of it; of values in groups, these rows of each."""
+    if rows == slice(0, len(values) // groups):
+        return values
+    return values[rows] if groups == 1 else values.unflatten(0, (groups, -1))[:, rows].flatten(0, 1)

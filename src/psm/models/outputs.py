@@ -1,6 +1,6 @@
 """What the networks give for the views of a batch, and the directed pairs that losses compare."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import permutations
 from typing import NamedTuple
 
@@ -37,8 +37,26 @@ def view_pairs(embeddings: Embeddings, symmetric: bool = True) -> Iterator[ViewP
 
     Half precision is converted to float32 before the vectors are normalized.
     """
-    projection, query, key = (
-        normalize(x.float() if x.dtype in (torch.bfloat16, torch.float16) else x, dim=-1) for x in embeddings
-    )
+    projection, query, key = _unit_norm(embeddings)
     for query_view, key_view in directions(len(query), symmetric):
         yield ViewPair(query[query_view], key[key_view], projection[query_view], key[query_view])
+
+
+def joined_pairs(embeddings: Embeddings, symmetric: bool = True) -> ViewPair:
+    """The same as one pair: the rows of each direction follow those of the one before."""
+    projection, query, key = _unit_norm(embeddings)
+    query_views, key_views = zip(*directions(len(query), symmetric), strict=True)
+    query, projection, query_view_key = (_rows_of_views(x, query_views) for x in (query, projection, key))
+    return ViewPair(query, _rows_of_views(key, key_views), projection, query_view_key)
+
+
+def _unit_norm(embeddings: Embeddings) -> Embeddings:
+    half = (torch.bfloat16, torch.float16)
+    return Embeddings(*(normalize(x.float() if x.dtype in half else x, dim=-1) for x in embeddings))
+
+
+def _rows_of_views(values: Tensor, views: Sequence[int]) -> Tensor:
+    """Rows (len(views) N, D) of some views, one after another, of the values (V, N, D)."""
+    if list(views) == list(range(len(values))):
+        return values.flatten(0, 1)
+    return torch.cat([values[view] for view in views])

@@ -1,6 +1,6 @@
 """The networks of a method: online encoder, projector and predictor, and the target network (EMA)."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import deepcopy
 from typing import Any
@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from psm import ops
 from psm.models.grad_cache import recompute_in_backward
 from psm.models.outputs import Embeddings
+
+_Embedded = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
 class _Float32Buffers(nn.Module):
@@ -79,13 +81,21 @@ class SiameseNetworks(nn.Module):
         copies = nn.Sequential(deepcopy(encoder), deepcopy(projector)).requires_grad_(False) if target else None
         self.target = copies
         self.target_average = _Float32Buffers()  # holds the EMA where the target is in half precision
-        self.compiled = False
+        self._compiled_embed: Callable[..., _Embedded] | None = None
 
-    def compile_parts(self, backend: str, mode: str | None = None) -> None:
-        """Compile each network by itself with ``torch.compile``. The state dict does not change."""
+    def compile_parts(self, backend: str | Callable[..., Any], mode: str | None = None) -> None:
+        """Compile the networks with ``torch.compile``: all as one graph, for gradient caching each by itself.
+
+        The state dict does not change.
+        """
         for network in self.children():
             network.compile(backend=backend, mode=mode)
-        self.compiled = True
+        self._compiled_embed = torch.compile(self._embed, backend=backend, mode=mode)
+
+    @property
+    def compiled(self) -> bool:
+        """True after ``compile_parts``."""
+        return self._compiled_embed is not None
 
     @property
     def heads(self) -> list[str]:
@@ -123,13 +133,14 @@ class SiameseNetworks(nn.Module):
     def _forward(self, views: Tensor, chunk: int, target_views: Tensor | None) -> tuple[Embeddings, Tensor]:
         online = [part.flatten(0, 1) for part in views.split(chunk, dim=1)]
         target = online if target_views is None else [x.flatten(0, 1) for x in target_views.split(chunk, dim=1)]
-        outputs = [self._embed(*parts, recompute=len(online) > 1) for parts in zip(online, target, strict=True)]
-        projection, query, key, features = (
-            torch.cat([x.unflatten(0, (len(views), -1)) for x in column], 1) for column in zip(*outputs, strict=True)
-        )
+        recompute = len(online) > 1
+        embed = self._embed if self._compiled_embed is None or recompute else self._compiled_embed
+        outputs = [embed(*parts, recompute=recompute) for parts in zip(online, target, strict=True)]
+        columns = ([x.unflatten(0, (len(views), -1)) for x in column] for column in zip(*outputs, strict=True))
+        projection, query, key, features = (x[0] if len(x) == 1 else torch.cat(x, 1) for x in columns)
         return Embeddings(projection, query, key), features.flatten(0, 1)
 
-    def _embed(self, views: Tensor, target_views: Tensor, recompute: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def _embed(self, views: Tensor, target_views: Tensor, recompute: bool) -> _Embedded:
         """Projection, query, key (B, D) and features (B, F) of views (B, 3, H, W), the key of ``target_views``."""
         features, projection, query = (
             recompute_in_backward(self._online, self._online_networks, views) if recompute else self._online(views)

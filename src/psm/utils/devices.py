@@ -1,15 +1,18 @@
 """What depends on the device: asynchronous copies, precision and free memory."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import cache
+from functools import cache, wraps
+from typing import ParamSpec
 
 import torch
 from torch import Tensor
 
 from psm.utils.errors import UserError
+
+P = ParamSpec("P")
 
 
 def find_device(accelerator: str) -> torch.device:
@@ -48,6 +51,11 @@ def without_autocast(device: torch.device) -> AbstractContextManager:
     return torch.autocast(device.type, enabled=False) if available else nullcontext()
 
 
+def prefers_few_kernels(device: torch.device) -> bool:
+    """True on accelerators, where launching a kernel costs more than its work, and for compilers, which fuse."""
+    return device.type != "cpu" or torch.compiler.is_compiling()
+
+
 def num_cores() -> int:
     """Cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -68,6 +76,17 @@ def idle_threads_sleep() -> Iterator[None]:
         yield
 
 
+def cached_constant(make: Callable[P, Tensor]) -> Callable[P, Tensor]:
+    """Make a function's tensor once for its arguments; for a compiler, which traces the function, in its graph."""
+    cached: Callable[P, Tensor] = cache(make)  # type: ignore[assignment]
+
+    @wraps(make)
+    def constant(*args: P.args, **kwargs: P.kwargs) -> Tensor:
+        return make(*args, **kwargs) if torch.compiler.is_compiling() else cached(*args, **kwargs)
+
+    return constant
+
+
 def free_bytes(device: torch.device) -> int:
     """Free memory of a CUDA device; 0 for others: a CPU has the images in memory anyway."""
     return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 0
@@ -76,7 +95,7 @@ def free_bytes(device: torch.device) -> int:
 ASSUMED_MEMORY = 40 * 2**30  # bytes of an accelerator that does not tell
 
 
-@cache
+@torch.compiler.assume_constant_result
 def matrix_elements(device: torch.device, share: float) -> int:
     """Elements of a float32 matrix that takes at most this share of a device's memory, a power of two."""
     known = device.type == "cuda"

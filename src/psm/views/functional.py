@@ -6,11 +6,11 @@ offset, the blur is two products with a banded matrix. Everything is computed in
 
 import math
 from collections.abc import Sequence
-from functools import cache
 
 import torch
 from torch import Tensor
-from torch.nn import functional
+
+from psm.utils.devices import cached_constant
 
 LUMA = (0.299, 0.587, 0.114)  # weights of red, green and blue in the luma (ITU-R BT.601)
 GRAYSCALE = (LUMA, LUMA, LUMA)  # the matrix that replaces each channel by the luma
@@ -113,13 +113,13 @@ def gaussian_blur(pixels: Tensor, sigma: Tensor, radius: int) -> Tensor:
     return band.unsqueeze(1) @ blurred_rows.view_as(pixels)
 
 
-@cache
+@cached_constant
 def mirrored_shifts(radius: int, size: int, device: torch.device) -> Tensor:
     """0/1 matrices (2 * radius + 1, size, size): for each shift, row i reads pixel i + shift of the mirrored image."""
-    source = torch.arange(size) + torch.arange(-radius, radius + 1)[:, None]
+    source = torch.arange(size, device=device) + torch.arange(-radius, radius + 1, device=device)[:, None]
     source = torch.where(source < 0, -1 - source, source)
     source = torch.where(source >= size, 2 * size - 1 - source, source)
-    return functional.one_hot(source, size).to(device, torch.float32)
+    return (source[..., None] == torch.arange(size, device=device)).to(torch.float32)
 
 
 def solarize(pixels: Tensor, chosen: Tensor) -> Tensor:
@@ -127,7 +127,7 @@ def solarize(pixels: Tensor, chosen: Tensor) -> Tensor:
     return torch.where(chosen[:, None, None, None] & (pixels >= 0.5), 1 - pixels, pixels)
 
 
-@cache
+@cached_constant
 def constant(values: tuple, device: torch.device) -> Tensor:
     """A float32 tensor of fixed values on a device, copied there once: a copy in every step would stall the device."""
     return torch.tensor(values, dtype=torch.float32, device=device)
