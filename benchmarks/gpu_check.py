@@ -4,7 +4,7 @@
     python benchmarks/gpu_check.py --encoder tiny --batch 32 --bank 512 --steps 3     # the dry run, made small
 
 Each line is a check with what was measured: values against the CPU's, kernels that a step really launches, its parts'
-times, its memory, and whether it can be captured as a CUDA graph. Ends with code 1 if a check failed.
+times, its memory, and whether it can be compiled and captured as a CUDA graph. Ends with code 1 if a check failed.
 """
 
 import argparse
@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from psm.config.schema import OptimConfig, ViewsConfig
+from psm.losses.contrastive import LossOutput
 from psm.losses.method_loss import method_loss
 from psm.methods import get_method
 from psm.mining.draws import KeyedDraws, draw_keys
@@ -63,12 +64,19 @@ class Step:
 
     def embed(self, views: Tensor) -> Embeddings:
         bf16 = find_precision(self.device.type) == "bf16-mixed"
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=bf16):
+        # Without its cache of weights, which would outlive the graph that a step is captured in.
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=bf16, cache_enabled=False):
             return self.networks(views)[0]
 
-    def loss(self, embeddings: Embeddings) -> Tensor:
+    def loss(self, embeddings: Embeddings, function: Callable[..., LossOutput] = method_loss) -> Tensor:
         draws = KeyedDraws(self.keys)
-        return method_loss(embeddings, self.spec.criterion, self.bank, self.ids, draws, **self.spec.loss_options).loss
+        return function(embeddings, self.spec.criterion, self.bank, self.ids, draws, **self.spec.loss_options).loss
+
+    def until_update(self, packed: Tensor) -> Tensor:
+        """Views by packed parameters, networks, loss and backward pass: what a CUDA graph may hold."""
+        loss = self.loss(self.embed(self.views.apply_at_once(self.images, packed, channels_last=True)))
+        loss.backward()
+        return loss.detach()
 
     def update(self, keys: Tensor) -> None:
         self.optimizer.step()
@@ -117,11 +125,16 @@ def check_search(step: Step, reference: Step) -> tuple[bool, str]:
     return gap < 1e-2 and share > 0.98, f"{share:.2%} of the rows are the CPU's, similarities differ by {gap:.1e}"
 
 
+def gpu_loss(device: torch.device) -> Callable[..., LossOutput]:
+    """The loss as a GPU computes it, also on a CPU, where a traced one takes the same operations and draws."""
+    return method_loss if device.type == "cuda" else torch.compile(method_loss, backend="eager", fullgraph=True)
+
+
 def check_loss(step: Step, reference: Step) -> tuple[bool, str]:
     losses, gradients = [], []
     for each in (step, reference):
         embeddings = fixed_embeddings(each)
-        loss = each.loss(embeddings)
+        loss = each.loss(embeddings, gpu_loss(each.device))
         losses.append(loss.item())
         gradients.append(torch.autograd.grad(loss, embeddings.query)[0].cpu())
     gap = (gradients[0] - gradients[1]).norm().item() / gradients[1].norm().item()
@@ -136,23 +149,56 @@ def check_health(step: Step, reference: Step) -> tuple[bool, str]:
     return gap < 1e-6, f"largest difference from the CPU's {gap:.1e}"
 
 
-def check_graph(step: Step, reference: Step) -> tuple[bool, str]:
-    if step.device.type != "cuda":
-        return True, "skipped: no GPU"
-    embeddings = fixed_embeddings(step)
+def check_compiled(step: Step, reference: Step) -> tuple[bool, str]:
+    """By inductor on a GPU; a dry run differentiates ahead of time, which takes seconds."""
+    backend = "inductor" if step.device.type == "cuda" else "aot_eager"
+    loss = step.loss(fixed_embeddings(step), torch.compile(method_loss, backend=backend, fullgraph=True))
+    expected = reference.loss(fixed_embeddings(reference), gpu_loss(reference.device))
+    gap = abs(loss.item() - expected.item())
+    return gap < 1e-2, f"one graph by {backend}; differs from the CPU's by {gap:.1e}"
+
+
+def captured(function: Callable[[], Tensor]) -> tuple[torch.cuda.CUDAGraph, Tensor]:
+    """A CUDA graph of a function, and the tensor that each replay writes its result to."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         for _ in range(3):
-            torch.autograd.grad(step.loss(embeddings), embeddings.query)
+            function()
     torch.cuda.current_stream().wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        captured = step.loss(embeddings)
-        torch.autograd.grad(captured, embeddings.query)
+        result = function()
+    return graph, result
+
+
+def check_graph(step: Step, reference: Step) -> tuple[bool, str]:
+    if step.device.type != "cuda":
+        return True, "skipped: no GPU"
+    embeddings = fixed_embeddings(step)
+
+    def compute() -> Tensor:
+        loss = step.loss(embeddings)
+        torch.autograd.grad(loss, embeddings.query)
+        return loss.detach()
+
+    graph, loss = captured(compute)
     graph.replay()
-    gap = abs(captured.item() - step.loss(embeddings).item())
+    gap = abs(loss.item() - step.loss(embeddings).item())
     return gap < 1e-4, f"the loss was captured; replayed it differs by {gap:.1e}"
+
+
+def check_step_graph(step: Step, reference: Step) -> tuple[bool, str]:
+    packed = step.views.pack(step.views.sample_params(step.batch, seeded()), step.images)
+    expected = step.until_update(packed).item()
+    step.optimizer.zero_grad()
+    if step.device.type != "cuda":
+        return True, "skipped: no GPU"
+    graph, loss = captured(lambda: step.until_update(packed))
+    graph.replay()
+    gap = abs(loss.item() - expected)
+    step.optimizer.zero_grad()
+    return gap < 1e-2, f"views, networks, loss and backward were captured; the loss differs by {gap:.1e}"
 
 
 def check_kernels(step: Step, reference: Step) -> tuple[bool, str]:
@@ -169,8 +215,10 @@ CHECKS: dict[str, Callable[[Step, Step], tuple[bool, str]]] = {
     "views": check_views,
     "search": check_search,
     "loss": check_loss,
+    "compiled loss": check_compiled,
     "health": check_health,
-    "CUDA graph": check_graph,
+    "CUDA graph of the loss": check_graph,
+    "CUDA graph of the step": check_step_graph,
     "kernels": check_kernels,
 }
 

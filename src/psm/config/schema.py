@@ -252,7 +252,9 @@ class PretrainSettings(RunKeys, PretrainSubject, Generic[Unset]):  # keys of the
         topic="machine",
     )
     compile: str | None = key(
-        None, "compile networks and views with this backend of torch.compile, for example inductor", topic="machine"
+        None,
+        "compile networks, views and loss with this backend of torch.compile, for example inductor",
+        topic="machine",
     )
     compile_mode: str | None = key(
         None, "mode of compile=inductor: default, reduce-overhead (CUDA graphs), max-autotune, ...", topic="machine"

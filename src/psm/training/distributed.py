@@ -122,9 +122,11 @@ class ProcessGroup:
     def rows(self, size: int) -> slice:
         return rank_slice(size, dist.get_rank(), world())
 
+    @torch.compiler.disable
     def gather(self, local: Tensor) -> Tensor:
         return gather(local.detach())
 
+    @torch.compiler.disable
     def sum(self, local: Tensor) -> Tensor:
         return _SharedSum.apply(local)
 

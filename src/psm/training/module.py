@@ -1,5 +1,7 @@
 """One training step as a Lightning module: views, networks, loss, optimizer, EMA target update, bank update."""
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -9,6 +11,7 @@ from psm.config.presets import LAPTOP
 from psm.config.schema import ResolvedPretrainConfig
 from psm.data import ImageStore
 from psm.data.loader import Batch
+from psm.losses.contrastive import LossOutput
 from psm.losses.method_loss import method_loss
 from psm.methods.spec import MethodSpec
 from psm.mining.draws import Draws, KeyedDraws, draw_keys
@@ -48,8 +51,9 @@ def step_loss(
     draws: torch.Generator | Draws | None,
     chunk: int | None = None,
     target_views: Tensor | None = None,
-    positive_draws: torch.Generator | None = None,
+    positive_draws: torch.Generator | Draws | None = None,
     progress: float = 1.0,
+    loss_function: Callable[..., LossOutput] = method_loss,
 ) -> tuple[Tensor, dict[str, Tensor], StepOutputs]:
     """The loss of the global batch: each rank computes its anchors against the gathered embeddings.
 
@@ -60,8 +64,9 @@ def step_loss(
         draws: source of the mining draws.
         chunk: images per forward pass with gradient caching; None for one pass.
         target_views: what the target network sees of this rank's images (V, B, 3, H, W); None: ``views``.
-        positive_draws: generator of the draws of the positives.
+        positive_draws: source of the draws of the positives.
         progress: share of the run's steps that are done.
+        loss_function: ``method_loss``, compiled or not.
 
     Returns:
         The loss (over all directions, at least float32), its metrics and the outputs kept for later.
@@ -70,14 +75,14 @@ def step_loss(
     joined = gather_embeddings(embeddings)
     ids = gather(ids)
     with without_autocast(views.device):
-        loss, metrics = method_loss(
+        loss, metrics = loss_function(
             joined,
             method.criterion,
             bank,
             ids,
             draws,
             positive_generator=positive_draws,
-            progress=progress,
+            progress=method.positives.phase(progress),
             processes=processes(),
             **method.loss_options,
         )
@@ -117,9 +122,11 @@ class PretrainModule(RunModule):
         self.register_buffer("labels", images.labels if needs_labels else None, persistent=False)
         self.probe = self._build_probe() if config.monitor.linear else None
         self.outputs: StepOutputs  # of the latest step
-        self._views_at_once = views.apply_at_once
+        self._views_at_once: Callable[..., Tensor] = views.apply_at_once
+        self._method_loss: Callable[..., LossOutput] = method_loss
         if config.compile is not None:
-            self._views_at_once = torch.compile(views.apply_at_once, backend=config.compile, mode=config.compile_mode)
+            compiled = partial(torch.compile, backend=config.compile, mode=config.compile_mode)
+            self._views_at_once, self._method_loss = compiled(views.apply_at_once), compiled(method_loss)
         # The bank is equal on all ranks by construction; without this DDP would broadcast it at every step.
         ignored = [] if self.probe is None else [f"probe.{name}" for name, _ in self.probe.named_buffers()]
         self._ddp_params_and_buffers_to_ignore = ["bank.rows", "bank.ids", "labels", *ignored]
@@ -207,13 +214,12 @@ class PretrainModule(RunModule):
             batch.ids,
             self.method,
             self.bank,
-            self._draws(step),
+            self._draws("negatives", step),
             self.config.grad_cache_chunk,
             target_views,
-            positive_draws=generator(seed, "positives", step, device=self.device)
-            if self.method.positives.draws
-            else None,
+            positive_draws=self._positive_draws(step),
             progress=step / self.total_steps,
+            loss_function=self._method_loss,
         )
         self.step_metrics = {"loss": loss.detach(), **metrics, **self._purity()}
         self.epoch_mean.update(self.step_metrics)
@@ -221,13 +227,25 @@ class PretrainModule(RunModule):
             self._update_probe(self.probe, batch)
         return loss
 
-    def _draws(self, step: int) -> torch.Generator | Draws:
-        """Source of the mining draws of a step: on an accelerator keys drawn here, so that it seeds no generator."""
+    def _draws(self, purpose: str, step: int) -> torch.Generator | Draws:
+        """Source of the mining draws of a step.
+
+        On an accelerator, and for a compiled loss, keys that are drawn here: no generator is seeded there.
+        """
         seed = self.config.seed
-        if self.device.type == "cpu":
-            return generator(seed, "negatives", step)
-        keys = draw_keys(self.config.batch_size, generator(seed, "negatives", step))
-        return KeyedDraws(to_device(keys, self.device), lambda: generator(seed, "negatives", step, device=self.device))
+        if self.device.type == "cpu" and self.config.compile is None:
+            return generator(seed, purpose, step)
+        keys = draw_keys(self.config.batch_size, generator(seed, purpose, step))
+        return KeyedDraws(to_device(keys, self.device), lambda: generator(seed, purpose, step, device=self.device))
+
+    def _positive_draws(self, step: int) -> torch.Generator | Draws | None:
+        """The same for the positives; a rule from elsewhere is given a generator."""
+        rule = self.method.positives
+        if not rule.draws:
+            return None
+        if rule.builtin:
+            return self._draws("positives", step)
+        return generator(self.config.seed, "positives", step, device=self.device)
 
     def _update_probe(self, probe: OnlineProbe, batch: Batch) -> None:
         """Train the online probe on the features of this step's views; the encoder is not touched."""
