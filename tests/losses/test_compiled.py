@@ -1,12 +1,15 @@
 """A compiled loss is the eager one, as one graph: compiled once while the bank fills, and once when it is full."""
 
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 
+import psm.losses.chunked
 from helpers import as_on_an_accelerator
 from psm.losses.method_loss import method_loss
 from psm.methods import METHODS, get_method
@@ -80,3 +83,15 @@ def test_inductor_computes_the_same_loss(name: str, eager: Any) -> None:
     torch.compiler.reset()
     found = steps(name, torch.compile(method_loss, backend="inductor", fullgraph=True), 2)
     torch.testing.assert_close(found, eager(name, 2), rtol=1e-4, atol=1e-5)
+
+
+def test_a_compiled_loss_in_chunks_leaves_them_eager(eager: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(psm.losses.chunked, "PAIRS", 300)
+    torch.compiler.reset()
+    found = steps("psm", torch.compile(method_loss, backend="eager"), 2)
+    torch.testing.assert_close(found, eager("psm", 2))
+
+
+def test_nothing_imports_the_compiler_before_it_is_used() -> None:
+    code = "import sys, psm.losses.method_loss, psm.ops; sys.exit('torch._dynamo' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from psm.mining.processes import take_rows
-from psm.utils.devices import matrix_elements
+from psm.utils.devices import matrix_elements, not_compiled
 
 # (anchor, candidate) pairs held at once: 64 MiB a matrix in float32. The paper's settings stay below, in one chunk.
 PAIRS = 2**24
@@ -46,7 +46,7 @@ def sum_over_anchors(
     return _sum_over_chunks(chunk_loss, chunks, groups, per_anchor, shared)
 
 
-@torch.compiler.disable
+@not_compiled
 def _sum_over_chunks(
     chunk_loss: ChunkLoss, chunks: list[slice], groups: int, per_anchor: Sequence[Tensor], shared: Sequence[Tensor]
 ) -> tuple[Tensor, Tensor]:

@@ -13,7 +13,7 @@ from psm.mining.bank_shard import BankShard, shard_state
 from psm.mining.faiss_index import InvertedLists
 from psm.mining.processes import ONE_PROCESS, Processes, take_rows
 from psm.ops import TOPK_BLOCK
-from psm.utils.devices import matrix_elements, prefers_few_kernels, to_device
+from psm.utils.devices import matrix_elements, not_compiled, prefers_few_kernels, to_device
 
 INDEXES = ("exact", "faiss")
 SEARCH_ELEMENTS = 2**22  # similarities held at once while searching: 16 MiB in float32, whatever batch and bank
@@ -216,7 +216,7 @@ class MemoryBank(nn.Module):
                 parts = [(best, where.gather(1, order))]
         return parts[0]
 
-    @torch.compiler.disable
+    @not_compiled
     def _approximate(
         self, index: InvertedLists, vectors: Tensor, k: int, exclude_ids: Tensor | None
     ) -> tuple[Tensor, Tensor]:

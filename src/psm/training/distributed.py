@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from psm.data.loader import rank_slice
 from psm.mining.processes import ONE_PROCESS, Processes
-from psm.utils.devices import without_autocast
+from psm.utils.devices import not_compiled, without_autocast
 
 log = logging.getLogger("psm")
 
@@ -122,11 +122,11 @@ class ProcessGroup:
     def rows(self, size: int) -> slice:
         return rank_slice(size, dist.get_rank(), world())
 
-    @torch.compiler.disable
+    @not_compiled
     def gather(self, local: Tensor) -> Tensor:
         return gather(local.detach())
 
-    @torch.compiler.disable
+    @not_compiled
     def sum(self, local: Tensor) -> Tensor:
         return _SharedSum.apply(local)
 

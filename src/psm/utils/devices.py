@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache, wraps
-from typing import ParamSpec
+from typing import ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -13,6 +13,7 @@ from torch import Tensor
 from psm.utils.errors import UserError
 
 P = ParamSpec("P")
+R = TypeVar("R")
 
 
 def find_device(accelerator: str) -> torch.device:
@@ -76,6 +77,18 @@ def idle_threads_sleep() -> Iterator[None]:
         yield
 
 
+def not_compiled(function: Callable[P, R]) -> Callable[P, R]:
+    """``torch.compiler.disable``, which imports the compiler, for seconds, only where something is compiled."""
+
+    @wraps(function)
+    def run(*args: P.args, **kwargs: P.kwargs) -> R:
+        if torch.compiler.is_compiling():
+            return torch.compiler.disable(function)(*args, **kwargs)
+        return function(*args, **kwargs)
+
+    return run
+
+
 def cached_constant(make: Callable[P, Tensor]) -> Callable[P, Tensor]:
     """Make a function's tensor once for its arguments; for a compiler, which traces the function, in its graph."""
     cached: Callable[P, Tensor] = cache(make)  # type: ignore[assignment]
@@ -95,7 +108,6 @@ def free_bytes(device: torch.device) -> int:
 ASSUMED_MEMORY = 40 * 2**30  # bytes of an accelerator that does not tell
 
 
-@torch.compiler.assume_constant_result
 def matrix_elements(device: torch.device, share: float) -> int:
     """Elements of a float32 matrix that takes at most this share of a device's memory, a power of two."""
     known = device.type == "cuda"

@@ -130,7 +130,7 @@ def solarize(pixels: Tensor, chosen: Tensor) -> Tensor:
 @cached_constant
 def constant(values: tuple, device: torch.device) -> Tensor:
     """A float32 tensor of fixed values on a device, copied there once: a copy in every step would stall the device."""
-    return torch.tensor(values, dtype=torch.float32, device=device)
+    return torch.tensor(values, dtype=torch.float32).to(device)
 
 
 def _matrix(values: Tensor) -> Tensor:
