@@ -8,6 +8,8 @@ NOT_RUN = (
     ("", "make test", "is what runs this test"),
     ("README.md", "make demo", "four minutes; the same commands run here with another configuration"),
     ("CONTRIBUTING.md", "git clone", "needs the network"),
+    ("CONTRIBUTING.md", "python release/publish.py", "changes the repository; tests/test_publish.py runs it on a copy"),
+    ("CONTRIBUTING.md", "git add", "changes the repository"),
     ("docs/reliability.md", "make torture", "minutes to hours"),
     ("", "bash benchmarks/", "an hour of measuring"),
     ("docs/speed.md", "python benchmarks/gpu_check.py", "minutes of measuring; tests/kernels tries what it compares"),
