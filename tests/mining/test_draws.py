@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from psm.mining.draws import GeneratorDraws, KeyedDraws, draw_keys
+from psm.mining.draws import COLUMNS, GeneratorDraws, KeyedDraws, draw_keys
 
 SIZE, NUMBER = 10, 7
 CPU = torch.device("cpu")
@@ -71,3 +71,15 @@ def test_keyed_numbers_are_uniform_and_independent() -> None:
     assert len({round(float(numbers[0, 0]), 6) for numbers in terms}) == len(terms)
     first, last = ((x - 0.5) * 12**0.5 for x in (terms[0], terms[8]))
     assert (first * last).mean().abs() < 5 / first.numel() ** 0.5
+
+
+def test_numbers_of_many_columns_are_uniform_too() -> None:
+    number = COLUMNS + 1000
+    draws = KeyedDraws(draw_keys(50, torch.Generator().manual_seed(0)))
+    draws.start(50, 50, number)
+    draws.seek(slice(0, 50))
+    centered = (draws.uniform(number, CPU).double() - 0.5) * 12**0.5
+    first, last = centered[:, :1000], centered[:, COLUMNS:]
+    assert last.square().mean() == pytest.approx(1, abs=0.02)
+    for other in (first, first.roll(1, 0), last.roll(1, 1)):
+        assert (last * other).mean().abs() < 5 / last.numel() ** 0.5

@@ -10,6 +10,7 @@ from torch import Tensor
 from psm.mining.processes import take_rows
 
 SKIP = 2**20  # numbers drawn at a time to skip them
+COLUMNS = 2**13  # that have a key of their own; further ones have products of two
 STREAMS = 8  # of keys that a step draws; further streams are made of these
 ODD = 0x9E3779B97F4A7C15  # 2^64 over the golden ratio
 MIX = 0xD6E8FEB86659FD93  # odd; spreads the bits of a product
@@ -95,6 +96,7 @@ class KeyedDraws:
 
     def __init__(self, keys: Tensor, generator: Callable[[], torch.Generator | None] = lambda: None):
         self.keys, self._make_generator = keys, generator
+        self._tables = _column_tables(keys.device)
         self._stream, self._first, self._groups = 0, 0, 1
         self._rows = slice(0, 0)
 
@@ -115,7 +117,7 @@ class KeyedDraws:
             keys = self.keys[streams.start : streams.stop, self._rows]
         else:
             keys = torch.stack([self._further(stream) for stream in streams])
-        bits = keys.flatten()[:, None] * _column_keys(number, device)
+        bits = keys.flatten()[:, None] * self._column_keys(number)
         bits ^= bits >> 32
         bits *= _signed(MIX)
         bits >>= 40  # 24 bits with a sign
@@ -123,6 +125,13 @@ class KeyedDraws:
 
     def finish(self) -> None:
         pass
+
+    def _column_keys(self, number: int) -> Tensor:
+        """Keys (number,) of the columns."""
+        low, high = self._tables
+        if number <= COLUMNS:
+            return low[:number]
+        return (high[: -(-number // COLUMNS), None] * low).flatten()[:number]
 
     def _further(self, stream: int) -> Tensor:
         """Keys (A,) of a stream of any number, made of those that there are."""
@@ -145,19 +154,11 @@ def _signed(value: int) -> int:
     return (value + 2**63) % 2**64 - 2**63
 
 
-def _column_keys(number: int, device: torch.device) -> Tensor:
-    """Odd numbers (number,) int64 that look random, always the same; a device computes up to twice as many once."""
-    if torch.compiler.is_compiling():
-        return _hashed_columns(number, device)
-    return _hashed_columns_held(2 ** (number - 1).bit_length(), device)[:number]
+@cache
+def _column_tables(device: torch.device) -> Tensor:
+    """Two rows (2, COLUMNS) of odd random numbers, always the same ones, copied to a device once.
 
-
-def _hashed_columns(number: int, device: torch.device) -> Tensor:
-    """Hashes of 1, 2, 3, ... with the lowest bit set (splitmix64's multipliers)."""
-    bits = torch.arange(1, number + 1, device=device) * _signed(ODD)
-    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
-        bits = (bits ^ (bits >> shift)) * _signed(factor)
-    return (bits ^ (bits >> 31)) | 1
-
-
-_hashed_columns_held = cache(_hashed_columns)
+    Numbers rather than hashes of a column's index: those overflow, which inductor's code for CPUs takes for impossible.
+    """
+    fixed = torch.Generator().manual_seed(ODD >> 1)
+    return (torch.empty(2, COLUMNS, dtype=torch.long).random_(-(2**63), None, generator=fixed) | 1).to(device)
