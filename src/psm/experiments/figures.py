@@ -89,7 +89,8 @@ def _draw_table(result: ExperimentResult, table: ResultTable) -> Figures:
 
 def _measured_dots(rows: Sequence[ResultRow], table: ResultTable) -> Figure:
     score = table.main_score
-    figure, axis = _axes(_rows_height(rows), f"Measured: {SCORE_NAMES[score]} top-1 on {table.title}, %")
+    title = f"{SCORE_NAMES[score]} top-1 on {table.title}, %"
+    figure, axis = _axes(_rows_height(rows), f"Measured: {title}" if table.has_paper else title)
     for place, row in enumerate(rows):
         stats = row.score(score)
         if not stats.count:
@@ -125,7 +126,7 @@ def _label_point(axis: Axes, x: float, y: float, value: float) -> None:
 
 
 def _row_labels(axis: Axes, rows: Sequence[ResultRow]) -> None:
-    axis.set_yticks(range(len(rows)), [row.title for row in rows])
+    axis.set_yticks(range(len(rows)), [fill(row.title, 28) for row in rows])
     axis.set_ylim(len(rows) - 0.5, -0.7)
     axis.margins(x=0.12)
     axis.grid(axis="y", visible=False)
