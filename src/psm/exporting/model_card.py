@@ -1,6 +1,7 @@
 """The model card of format=hf: README.md with the header that the Hub reads, made from what the run left."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import takewhile
 from typing import Any
 
 import yaml
@@ -177,4 +178,6 @@ def _license(source: Source) -> str:
 
 
 def _code(lines: Sequence[str]) -> str:
-    return "\n".join(["```python", *lines, "```"])
+    """A block of Python, its imports apart from the rest."""
+    first = list(takewhile(lambda line: line.startswith(("import ", "from ")), lines))
+    return "\n".join(["```python", *first, *([""] if first else []), *lines[len(first) :], "```"])
