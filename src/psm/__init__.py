@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from psm.mining.positives import PositiveRule
     from psm.models.classifier import load_classifier
     from psm.models.factory import create_encoder, list_encoders
+    from psm.models.outputs import mean_keys
     from psm.models.pretrained import load_encoder
     from psm.models.published import list_pretrained
     from psm.models.siamese import SiameseNetworks
@@ -63,6 +64,7 @@ _MODULES = {
     "load_classifier": "psm.models.classifier",
     "load_dataset": "psm.data",
     "load_encoder": "psm.models.pretrained",
+    "mean_keys": "psm.models.outputs",
     "method_loss": "psm.losses.method_loss",
     "mine_negatives": "psm.mining.pnsm",
     "predict": "psm.finetuning.predict",
@@ -101,6 +103,7 @@ __all__ = [
     "load_classifier",
     "load_dataset",
     "load_encoder",
+    "mean_keys",
     "method_loss",
     "mine_negatives",
     "predict",

@@ -20,6 +20,10 @@ SPECS = [
     *({"name": "psm", **SOME, "positives": x} for x in ({}, {"agree": True}, {"weights": "V1"}, "nn", "view")),
     *({"name": "psm", **SOME, "negatives": x} for x in ("views", "bank")),
     *({"name": "psm", **SOME, "loss": x} for x in ({"hard_weight": 0.3}, {"symmetric": False}, {"weight_sum": 1.0})),
+    *(
+        {"name": "psm", **SOME, "bank": {"keys": "mean"}, "positives": {"k": 3, "share": x}, "loss": {"weight_sum": y}}
+        for x, y in ((1.0, 0.0), (0.3, 0.0), (0.3, 3.0))
+    ),
     {"name": "psmv2", **SOME, "positives": {"mix": False}},
     {"name": "mochi", "negatives": {"num_mix": 0, "num_mix_query": 0}},
 ]

@@ -185,6 +185,30 @@ def test_the_keys_of_a_view_are_searched_once_a_step(monkeypatch: pytest.MonkeyP
         assert len(searches) == views
 
 
+@pytest.mark.parametrize("views", [2, 4])
+def test_the_mean_of_an_image_s_keys_is_searched_with_once_a_step(views: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All directions are given the rows that loops find nearest to it."""
+    mined, search = [], MemoryBank.search
+
+    def watched(self: MemoryBank, *given: Any) -> Any:
+        mined.append(search(self, *given))
+        return mined[-1]
+
+    monkeypatch.setattr(MemoryBank, "search", watched)
+    rows = random_vectors(8, (20, 5))[0]
+    embeddings = Embeddings(*random_vectors(2, *[(views, 6, 5)] * 3))
+    batch_loss(embeddings, without_pnsm(bank={"keys": "mean"}), filled(rows), torch.arange(6))
+    (found,) = mined
+    unit = embeddings.key / embeddings.key.norm(dim=-1, keepdim=True)
+    for image in range(6):
+        assert found.ids[image].tolist() == reference.nearest(unit[:, image].sum(0), rows, 5, torch.arange(20), image)
+    same = Embeddings(*(x[:1].expand(views, 6, 5) for x in embeddings))
+    by_mean, by_view = (
+        batch_loss(same, without_pnsm(bank={"keys": keys}), filled(rows)).loss for keys in ("mean", "view")
+    )
+    assert close(by_mean, by_view, 1e-12)
+
+
 def scale_inputs() -> Any:
     embeddings = Embeddings(*random_vectors(4, *[(2, 6, 5)] * 3))
     return embeddings, filled(random_vectors(8, (20, 5))[0])

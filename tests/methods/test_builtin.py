@@ -300,6 +300,7 @@ def test_parts_exchanged_by_key(method: str, keys: Any) -> None:
         ("psm", {"predictor": {"enabled": False, "hidden_dim": 64}}, "give predictor.enabled=true"),
         ("simclr", {"target": {"schedule": "cosine"}}, "no target network"),
         ("simclr", {"target": {"views": "weak"}}, "there is none: give target.enabled=true"),
+        ("psm", {"positives": {"agree": True}, "bank": {"keys": "mean"}}, "mine the same"),
     ],
 )
 def test_nonsense_is_refused(method: str, keys: Any, says: str) -> None:

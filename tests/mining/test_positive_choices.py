@@ -1,4 +1,4 @@
-"""Choices of the rule knn: mixed rows, agreement, a least similarity, a temperature, a late start."""
+"""Choices of the rule knn: mixed rows, agreement, a least similarity, a share, a temperature, a late start."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ from psm.mining.batch import MiningBatch
 from psm.mining.positives import POSITIVES, NeighborPositives
 from psm.models.outputs import Embeddings
 
-NEUTRAL = {"temperature": 1.0, "mix": False, "agree": False, "min_similarity": -1.0, "start": 0.0}
+NEUTRAL = {"temperature": 1.0, "mix": False, "agree": False, "min_similarity": -1.0, "share": 1.0, "start": 0.0}
 
 
 def inputs(seed: int = 7, count: int = 6, width: int = 5, rows: int = 20) -> Any:
@@ -92,6 +92,22 @@ def test_everything_dropped_leaves_the_key() -> None:
     assert close(dropped.loss, alone)
     assert dropped.metrics["mined_share"] == 0
     assert dropped.metrics["mined_similarity"] == 0
+
+
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 9999), count=st.integers(1, 6), k=st.integers(1, 4), share=st.floats(0.01, 0.99))
+def test_a_share_is_the_least_similarity_that_so_many_rows_have(seed: int, count: int, k: int, share: float) -> None:
+    query, projection, key, other, bank = inputs(seed, count)
+    pair, memory = pair_of(query, key, projection, other), filled(bank)
+    ranked = sorted((normalize(key, dim=1) @ normalize(bank, dim=1).T).topk(k, dim=1).values.flatten().tolist())
+    counted = max(1, round(share * count * k))
+    least = {"k": k, "min_similarity": ranked[-counted] - 1e-9}
+    found, expected = (
+        pair_loss(pair, without_pnsm(positives=given), memory) for given in ({"k": k, "share": share}, least)
+    )
+    assert close(found.loss, expected.loss)
+    assert close(found.metrics["mined_share"], counted / (count * k))
+    assert close(found.metrics["mined_similarity"], expected.metrics["mined_similarity"])
 
 
 def test_rows_agree_by_image() -> None:

@@ -23,6 +23,8 @@ CHOICES: dict[str, dict[str, Any]] = {
         "batch_size": 20,
         "objective": "decoupled",
         "weighting": "hard",
+        "positives": {"k": 2, "mix": True, "share": 0.5, "start": 0.3},
+        "bank": {"size": 48, "keys": "mean"},
         "loss": {"redundancy_weight": 5.0, "reduction": "sum", "weight_sum": 1.0},
         "heads": {"hidden_dim": 24, "out_dim": 12, "layers": 3, "norm_last": "none"},
     },

@@ -53,6 +53,9 @@ SPECS = {name: get_method(name) for name in METHODS} | {
         loss={"redundancy_weight": 1.0},
     ),
     "sharded": get_method("psm", bank={"sharded": True}),
+    "means": get_method(
+        "psm", positives={"k": 2, "mix": True, "share": 0.5}, bank={"keys": "mean"}, loss={"weight_sum": 3.0}
+    ),
     KEYED: get_method("psm"),
 }
 

@@ -12,7 +12,7 @@ from psm.mining.batch import MiningBatch
 from psm.mining.draws import Draws, as_draws
 from psm.mining.memory_bank import MemoryBank
 from psm.mining.processes import ONE_PROCESS, Processes
-from psm.models.outputs import Embeddings, directions, joined_pairs, view_pairs
+from psm.models.outputs import Embeddings, directions, joined_pairs, mean_keys, view_pairs
 from psm.utils.devices import prefers_few_kernels
 
 REDUCTIONS = ("mean", "sum")
@@ -30,6 +30,7 @@ def method_loss(
     reduction: str = "mean",
     redundancy_weight: float = 0.0,
     processes: Processes = ONE_PROCESS,
+    mine_by_mean: bool = False,
 ) -> LossOutput:
     """The loss of a batch.
 
@@ -45,6 +46,8 @@ def method_loss(
         reduction: mean of the directions, or the sum of the two between any two views (mean over pairs of views).
         redundancy_weight: of All4One's term beside the loss, over the same directions.
         processes: that have the same embeddings and share the anchors; every one gets the whole loss.
+        mine_by_mean: search the bank with the mean of an image's keys, and once, instead of with each view's. The bank
+            should hold such means: enqueue ``psm.mean_keys(embeddings.key)``.
     """
     pairs = directions(len(embeddings.projection), symmetric)
     if isinstance(loss, ProjectionObjective):
@@ -55,6 +58,7 @@ def method_loss(
         **{"ids": ids, "bank": bank, "draws": as_draws(generator), "processes": processes},
         "generator": generator if isinstance(generator, torch.Generator) else None,
         **{"positive_generator": positive_generator, "progress": progress, "searches": {}},
+        "mining_key": mean_keys(embeddings.key) if mine_by_mean else None,
     }
     if loss.joins_directions and prefers_few_kernels(embeddings.key.device):
         common["ids"] = None if ids is None else ids.repeat(len(pairs))

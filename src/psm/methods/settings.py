@@ -7,6 +7,8 @@ from psm.losses.method_loss import REDUCTIONS
 from psm.mining.memory_bank import INDEXES
 from psm.utils.schedule import MOMENTUM_SCHEDULES
 
+BANK_KEYS = ("view", "mean")
+
 
 @dataclass(frozen=True)
 class LossSettings:
@@ -39,6 +41,13 @@ class BankSettings:
 
     size: int = setting(16384, "rows in the bank", at_least=1)
     index: str = setting("exact", "exact, or faiss: an approximate search, for large banks on a CPU", choices=INDEXES)
+    keys: str = setting(
+        "view",
+        "what is stored and searched with: view, the key of the second view and of each query's other view; mean, the "
+        "mean of the keys of an image's views",
+        choices=BANK_KEYS,
+        neutral=True,
+    )
     allow_self: bool = setting(False, "let a query meet stale copies of its own image there")
     sharded: bool = setting(
         False, "each process holds and searches its share of the rows; same results, for large banks", neutral=True

@@ -44,6 +44,11 @@ class MethodSpec:
         """True if anything is mined from the bank."""
         return self.num_mined > 0 or (self.loss.soft_weight > 0 and self.negatives.needs_bank)
 
+    @property
+    def mines_by_mean(self) -> bool:
+        """True if the bank holds, and is searched with, the mean of the keys of an image's views."""
+        return self.needs_bank and self.bank.keys == "mean"
+
     def build_loss(self) -> ContrastiveLoss | ProjectionObjective:
         """The loss of one direction, or the objective over projections."""
         if isinstance(self.objective, ProjectionObjective):
@@ -81,6 +86,7 @@ class MethodSpec:
             "symmetric": loss.symmetric,
             "reduction": loss.reduction,
             "redundancy_weight": loss.redundancy_weight,
+            "mine_by_mean": self.mines_by_mean,
         }
 
     def override(self, overrides: Mapping[str, Any]) -> "MethodSpec":
@@ -135,6 +141,11 @@ class MethodSpec:
             yield f"target.schedule={self.target.schedule} has no target network to slow: give target.enabled=true."
         if self.target.views == "weak" and not self.target.enabled:
             yield "target.views=weak is about what a target network sees, and there is none: give target.enabled=true."
+        if bank.keys == "mean" and getattr(self.positives, "agree", False):
+            yield (
+                "positives.agree=true compares what the views of an image mine, and with bank.keys=mean they mine the "
+                "same: leave one of them out."
+            )
         if bank.sharded and bank.index != "exact":
             yield f"bank.sharded=true is for the exact search: leave bank.index={bank.index} out."
         if bank.sharded and self.negatives.needs_bank:

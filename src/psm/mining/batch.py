@@ -9,6 +9,8 @@ from psm.mining.draws import Draws
 from psm.mining.memory_bank import MemoryBank, Mined
 from psm.mining.processes import ONE_PROCESS, Processes
 
+ALL_VIEWS = -1  # stands for the view of a key that all views share
+
 
 class MiningBatch(NamedTuple):
     """Queries from one view and keys from the other; vectors (N, D) of unit norm.
@@ -31,6 +33,7 @@ class MiningBatch(NamedTuple):
     searches: dict[tuple[int, int], Mined] | None = None  # by view and k, shared by the directions of a step
     draws: Draws | None = None  # decide the same, whichever process draws for which queries
     processes: Processes = ONE_PROCESS  # that share the anchors of the batch
+    mining_key: Tensor | None = None  # of each image, what is searched with in all directions; None: each view's key
 
     @property
     def exclude_ids(self) -> Tensor | None:
@@ -52,6 +55,8 @@ class MiningBatch(NamedTuple):
             query_view: search for the keys of the query's view instead.
         """
         bank = self.require_bank(part)
+        if self.mining_key is not None:
+            return self._search_once(bank, self.mining_key, k)
         vectors = self.query_view_key if query_view else self.key
         if vectors is None:
             raise ValueError(f"{part} searches for the keys of the query's view: pass query_view_key.")
@@ -70,3 +75,12 @@ class MiningBatch(NamedTuple):
         if len(views) == 1:
             return known[views[0], k]
         return Mined(*(torch.cat(column) for column in zip(*(known[view, k] for view in views), strict=True)))
+
+    def _search_once(self, bank: MemoryBank, keys: Tensor, k: int) -> Mined:
+        """The rows nearest to one key of each image, the same for every direction."""
+        known = {} if self.searches is None else self.searches
+        if (ALL_VIEWS, k) not in known:
+            ids = None if self.exclude_ids is None else self.exclude_ids[: len(keys)]
+            known[ALL_VIEWS, k] = bank.search(keys.detach(), k, ids, self.processes)
+        found, groups = known[ALL_VIEWS, k], len(self.directions)
+        return found if groups == 1 else Mined(*(torch.cat([column] * groups) for column in found))

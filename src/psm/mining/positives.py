@@ -155,6 +155,13 @@ class NeighborPositives(PositiveRule):
     min_similarity: float = setting(
         -1.0, "drop rows less similar to the key than this", at_least=-1, at_most=1, neutral=True
     )
+    share: float = setting(
+        1.0,
+        "share of a batch's mined rows that counts: those most similar to the key",
+        above=0,
+        at_most=1,
+        neutral=True,
+    )
     start: float = setting(0.0, "share of the steps before anything is mined", at_least=0, at_most=1, neutral=True)
 
     @property
@@ -181,26 +188,33 @@ class NeighborPositives(PositiveRule):
 
     def _usable(self, batch: MiningBatch, mined: Mined) -> Tensor | None:
         """Mask (N, k) of the rows that count; None: all that were found."""
-        usable = None if self.min_similarity == -1 else mined.similarity >= self.min_similarity
-        if not self.agree:
-            return usable
-        other = batch.search("positives.agree=true", self.k, query_view=True)
-        agreed = (mined.ids[:, :, None] == other.ids[:, None]).any(2)
-        return agreed if usable is None else usable & agreed
+        masks = []
+        if self.min_similarity != -1:
+            masks.append(mined.similarity >= self.min_similarity)
+        if self.share < 1:
+            masks.append(most_similar(mined.similarity, self.share, len(batch.directions)))
+        if self.agree:
+            other = batch.search("positives.agree=true", self.k, query_view=True)
+            masks.append((mined.ids[:, :, None] == other.ids[:, None]).any(2))
+        return torch.stack(masks).all(0) if masks else None
 
     @property
     def remark(self) -> str:
         mixed = ["In training the rows are mixed with the key."] if self.mix else []
         agreed = ["In training only images that both views mine count."] if self.agree else []
-        return " ".join([*mixed, *agreed])
+        shared = (
+            [f"In training only the most similar {self.share:.0%} of a batch's rows count."] if self.share < 1 else []
+        )
+        return " ".join([*mixed, *agreed, *shared])
 
     def without_draws(self) -> "NeighborPositives":
-        return replace(self, mix=False, agree=False, start=0.0)
+        return replace(self, mix=False, agree=False, share=1.0, start=0.0)
 
     def describe(self) -> str:
         words = [self.weights, *(["mixed"] if self.mix else []), *(["agreed"] if self.agree else [])]
         words += [] if self.temperature == 1 else [f"t={self.temperature:g}"]
         words += [] if self.min_similarity == -1 else [f"s ≥ {self.min_similarity:g}"]
+        words += [] if self.share == 1 else [f"most similar {self.share:.0%}"]
         words += [f"from {self.start:.0%} on"] if self.start else []
         return f"key + {self.k} bank rows ({', '.join(words)})"
 
@@ -260,6 +274,14 @@ def soft_weights(
         return SOFT_WEIGHTS[weights].weigh(logits.softmax(1), logits.shape[1])
     shares = logits.masked_fill(~usable, -torch.inf).softmax(1)
     return SOFT_WEIGHTS[weights].weigh(shares, usable.sum(1, keepdim=True)).masked_fill(~usable, 0.0)
+
+
+def most_similar(similarity: Tensor, share: float, groups: int = 1) -> Tensor:
+    """Mask (N, k) of the share of the similarities (N, k) that is largest, in each of so many groups of queries."""
+    grouped = similarity.unflatten(0, (groups, -1)).flatten(1)
+    count = max(1, round(share * grouped.shape[1]))
+    least = grouped.topk(count, dim=1).values[:, -1:]
+    return (grouped >= least).view_as(similarity)
 
 
 def mix_with_key(positives: Positives, batch: MiningBatch) -> Positives:

@@ -50,6 +50,13 @@ def joined_pairs(embeddings: Embeddings, symmetric: bool = True) -> ViewPair:
     return ViewPair(query, _rows_of_views(key, key_views), projection, query_view_key)
 
 
+def mean_keys(key: Tensor) -> Tensor:
+    """One key (N, D) of each image: the mean of the keys (V, N, D) of its views, unit norm, without gradient."""
+    half = (torch.bfloat16, torch.float16)
+    key = key.detach()
+    return normalize(normalize(key.float() if key.dtype in half else key, dim=-1).mean(0), dim=-1)
+
+
 def _unit_norm(embeddings: Embeddings) -> Embeddings:
     half = (torch.bfloat16, torch.float16)
     return Embeddings(*(normalize(x.float() if x.dtype in half else x, dim=-1) for x in embeddings))

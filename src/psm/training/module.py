@@ -18,7 +18,7 @@ from psm.mining.draws import Draws, KeyedDraws, draw_keys
 from psm.mining.memory_bank import MemoryBank
 from psm.mining.purity import NAMES as PURITY
 from psm.mining.purity import purity
-from psm.models.outputs import Embeddings
+from psm.models.outputs import Embeddings, mean_keys
 from psm.models.pretrained import EncoderInfo
 from psm.models.siamese import SiameseNetworks
 from psm.training.distributed import gather, processes
@@ -38,7 +38,7 @@ class StepOutputs(NamedTuple):
 
     features: Tensor  # (VB, F), encoder features of V views of this rank's images
     projection: Tensor  # (V, N, D), of the global batch
-    keys: Tensor  # (N, D), keys of view 2
+    keys: Tensor  # (N, D), what the bank is given: keys of view 2, or the mean over the views
     ids: Tensor  # (N,), image ids
 
 
@@ -86,7 +86,8 @@ def step_loss(
             processes=processes(),
             **method.loss_options,
         )
-    return loss, metrics, StepOutputs(features.detach(), joined.projection.detach(), joined.key[1].detach(), ids)
+    keys = mean_keys(joined.key) if method.mines_by_mean else joined.key[1].detach()
+    return loss, metrics, StepOutputs(features.detach(), joined.projection.detach(), keys, ids)
 
 
 def gather_embeddings(embeddings: Embeddings) -> Embeddings:
