@@ -66,11 +66,13 @@ _PARTS: dict[str, dict[str, Any]] = {
 _ALL_PARTS: dict[str, Any] = {key: value for part in _PARTS.values() for key, value in part.items()}
 _ONE_NETWORK: dict[str, Any] = {"target__enabled": False, "target__views": "same"}
 _NO_ROWS: dict[str, Any] = {"positives__k": 0, "positives__mix": False, "monitor__purity": False, **EQUAL_SUM}
-# Rows of images that both views mine, weighed sharply, when half of the steps have made them purer.
+# The purest rows: mined by the mean of the views, the most similar quarter, when half of the steps are done.
 _SURE_ROWS: dict[str, Any] = {
-    "positives__agree": True,
+    "bank__keys": "mean",
+    "positives__share": 0.25,
     "positives__temperature": 0.1,
     "positives__start": 0.5,
+    "positives__mix": False,
     **EQUAL_SUM,
 }
 _FOUR_VIEWS: dict[str, Any] = {"views__count": 4, "batch_size": 32}  # as many views a step, half as many images
@@ -154,9 +156,9 @@ BESIDE_THE_PAPER = (
             )
         ),
         ("cifar10",),
-        note="All four: no predictor, weak target views, hard negatives, mixed rows. Sure rows: only those of images "
-        "that both views mine, t = 0.1 in eq. 5, from half of the steps on. Scored on a tenth of each class "
-        "of the training images, which is not trained on, with a seed that no other experiment reports.",
+        note="All four: no predictor, weak target views, hard negatives, mixed rows. Sure rows: not mixed, mined by the "
+        "mean of the views, the most similar quarter, t = 0.1 in eq. 5, from half of the steps on. Scored on a tenth of "
+        "each class of the training images, which is not trained on, with a seed that no other experiment reports.",
         in_all=False,
         seeds=(SETTLE_SEED,),
     ),
