@@ -24,7 +24,7 @@ SPECS = [
         {"name": "psm", **SOME, "bank": {"keys": "mean"}, "positives": {"k": 3, "share": x}, "loss": {"weight_sum": y}}
         for x, y in ((1.0, 0.0), (0.3, 0.0), (0.3, 3.0))
     ),
-    {"name": "psmv2", **SOME, "positives": {"mix": False}},
+    {"name": "psmv2", **SOME},
     {"name": "mochi", "negatives": {"num_mix": 0, "num_mix_query": 0}},
 ]
 

@@ -108,12 +108,13 @@ _add(
 # Beside the paper's comparison. Each part alone and together: `psm experiment run ingredients successor`.
 _add(
     "psmv2",
-    "PSM v2: PSM with mixed rows, weak target views and hard negatives, without predictor",
-    "this project (docs/methods.md), with parts of Zheng et al.: ReSSL (2021, weak target views), Long et al.: MNN "
-    "(2023, mixed rows) and Robinson et al.: HCL (2021, hard negatives)",
+    "PSM v2: one network, hard and mined negatives, and from half of the steps on the purest mined rows",
+    "this project (docs/methods.md), with the hard negatives of Robinson et al.: HCL (2021)",
     base="psm",
-    positives={"mix": True},
+    positives={"share": 0.25, "temperature": 0.1, "start": 0.5},
+    bank={"keys": "mean"},
     weighting="hard",
-    target={"views": "weak"},
+    target={"enabled": False},
     predictor={"enabled": False},
+    loss={"weight_sum": 3.0},
 )
