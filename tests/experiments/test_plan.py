@@ -8,7 +8,7 @@ import pytest
 from psm.config import merge as settings
 from psm.config.schema import EvaluateConfig, PretrainConfig
 from psm.experiments.catalog import EXPERIMENTS, PSM_WEIGHTS
-from psm.experiments.plan import absolute_data, data_name, make_plan, read_request, resolved
+from psm.experiments.plan import BASELINES, absolute_data, data_name, make_plan, read_request, resolved
 from psm.experiments.presets import PRESETS
 from psm.methods.build import method_of
 from psm.methods.registry import METHODS
@@ -139,6 +139,11 @@ def test_rows_win_over_keys_and_methods_filter_rows() -> None:
     assert ks == {1, 3, 10, 20}  # the row of the paper's choice does not set k, so the key does
     titles = {entry.title for entry in plan("table1", methods=["psm", "byol"]).entries}
     assert titles == {"PSM", "BYOL", "Raw pixels", "Untrained encoder"}
+
+
+def test_rows_by_their_titles() -> None:
+    titles = ["HCL", "PSM v2, 4 views"]
+    assert {entry.title for entry in plan("successor", rows=titles).entries} == {*titles, *BASELINES.values()}
 
 
 def test_a_folder_is_named_without_where_it_lies(tmp_path: Path) -> None:

@@ -398,6 +398,9 @@ class ExperimentConfig:
     methods: list[str] | None = key(
         None, "only rows of these methods, for example [psm,simclr]; none: all rows", filled=True
     )
+    rows: list[str] | None = key(
+        None, "only rows of these titles, for example ['HCL','PSM v2, 4 views']; none: all rows", filled=True
+    )
     jobs: int | None = key(
         None,
         "runs at a time; none: as many as cpus= and gpus= leave room for, on this machine without either 1",

@@ -103,7 +103,7 @@ def read_request(names: Sequence[str], *overrides: Mapping[str, Any]) -> Request
 
         config = replace(config, plugins=load_plugins(config.plugins))
     _check_methods(config)
-    catalog.find(list(names))
+    _check_rows(config, catalog.find(list(names)))
     return Request(tuple(names), config, passed, own | passed)
 
 
@@ -135,6 +135,15 @@ def _check_methods(config: ExperimentConfig) -> None:
             raise UserError(f"methods=[{method}] is unknown{hint}: choose from {', '.join(known)}.")
 
 
+def _check_rows(config: ExperimentConfig, experiments: Sequence[Experiment]) -> None:
+    known = list(dict.fromkeys(row.title for experiment in experiments for row in experiment.configurations))
+    for title in config.rows or ():
+        if title not in known:
+            names = ", ".join(experiment.name for experiment in experiments)
+            hint = did_you_mean(title, known)
+            raise UserError(f"rows=['{title}'] is no row of {names}{hint}: choose from {'; '.join(known)}.")
+
+
 def make_plan(request: Request) -> Plan:
     """All runs of the request, the first seed of everything first, and their table entries."""
     runs: dict[str, PlannedRun] = {}
@@ -158,22 +167,26 @@ def _planned_rows(experiment: Experiment, request: Request) -> Iterator[tuple[Pl
     """Each run of an experiment with its table entries."""
     preset = presets.find(request.config.preset)
     command = command_of(experiment.name, request)
-    methods = request.config.methods
-    rows = [row for row in experiment.configurations if not methods or row.settings["method"] in methods]
+    methods, titles = request.config.methods, request.config.rows
+    rows = [
+        row
+        for row in experiment.configurations
+        if (not methods or row.settings["method"] in methods) and (not titles or row.title in titles)
+    ]
     for data in request.config.data or preset.data or experiment.data:
         protocol = _protocol(request, preset, data)
         for row in rows:
             for seed in _seeds(experiment, row, request.config, preset):
                 run = _planned_run(row, request, preset, data, seed)
-                titles = {row.title: run.name}
+                named = {row.title: run.name}
                 if experiment.kind == "table":
-                    titles |= {title: f"{run.baselines}/{of}" for of, title in BASELINES.items()}
+                    named |= {title: f"{run.baselines}/{of}" for of, title in BASELINES.items()}
                 where = (experiment.name, data_name(data), protocol)
                 yield (
                     run,
                     [
                         PlanEntry(*where, title, seed, name, run.evaluation_hash, command)
-                        for title, name in titles.items()
+                        for title, name in named.items()
                     ],
                 )
 
