@@ -87,7 +87,7 @@ class Step:
     def __call__(self) -> None:
         embeddings = self.embed(self.make_views())
         self.loss(embeddings).backward()
-        self.update(embeddings.key[1].detach())
+        self.update(self.spec.bank_keys(embeddings.key))
 
 
 def seeded() -> torch.Generator:

@@ -156,7 +156,7 @@ def build_step(
             optimizer.step()
             optimizer.zero_grad()
             networks.update_target(spec.target.momentum)
-            bank.enqueue(embeddings.key[1].detach(), ids)
+            bank.enqueue(spec.bank_keys(embeddings.key), ids)
             meter.update({"loss": loss.detach(), **metrics})
         return kernels
 

@@ -7,6 +7,9 @@ import pytest
 from psm.config import merge as settings
 from psm.config.schema import PretrainConfig
 from psm.config.stored import load_run_config, save_run_config
+from psm.methods import METHODS, get_method
+from psm.methods.build import method_of
+from psm.methods.spec import neutral_settings
 from psm.utils.errors import UserError
 from psm.utils.run_folder import RunFolder
 
@@ -27,6 +30,24 @@ def test_a_key_that_is_not_stored_has_its_default() -> None:
     stored = {**DECIDED, "epochs": 7}
     config = load_run_config({"psm": {"config": stored}})
     assert config == settings.resolved_config(settings.build(PretrainConfig, stored))
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_method_s_row_may_change_without_changing_what_was_stored(name: str) -> None:
+    """Settings that did not exist when a run was stored have the values that change nothing, not those of the row."""
+    groups, neutral = get_method(name).to_dict(), neutral_settings()
+    older = {
+        group: {key: value for key, value in given.items() if f"{group}.{key}" not in neutral}
+        for group, given in groups.items()
+    }
+    stored = load_run_config({"psm": {"config": {**DECIDED, "method": name, **older}}})
+    expected = {
+        group: {key: neutral.get(f"{group}.{key}", value) for key, value in given.items()}
+        for group, given in groups.items()
+    }
+    assert method_of(stored).to_dict() == expected
+    partly = settings.build(PretrainConfig, {"method": name, "loss": {"temperature": 0.3}})
+    assert method_of(partly) == get_method(name, loss={"temperature": 0.3})
 
 
 def test_what_the_data_decides_must_be_stored() -> None:

@@ -1,9 +1,11 @@
 """The catalog, the presets, and the runs planned for them."""
 
+import shlex
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from psm.config import merge as settings
 from psm.config.schema import EvaluateConfig, PretrainConfig
@@ -143,7 +145,10 @@ def test_rows_win_over_keys_and_methods_filter_rows() -> None:
 
 def test_rows_by_their_titles() -> None:
     titles = ["HCL", "PSM v2, 4 views"]
-    assert {entry.title for entry in plan("successor", rows=titles).entries} == {*titles, *BASELINES.values()}
+    entries = plan("successor", rows=titles).entries
+    assert {entry.title for entry in entries} == {*titles, *BASELINES.values()}
+    *_, typed = shlex.split(entries[0].command)
+    assert yaml.safe_load(typed.removeprefix("rows=")) == titles
 
 
 def test_a_folder_is_named_without_where_it_lies(tmp_path: Path) -> None:

@@ -295,6 +295,8 @@ def test_all_experiments_at_the_smallest_scale(tmp_path: Path) -> None:
         (["run", "table1", "seeds=[a]"], "is not a list of whole numbers"),
         (["run", "table1", "methods=[pms]"], "did you mean 'psm'?"),
         (["run", "table2", "methods=[byol]"], "has no row in table2"),
+        (["run", "table2", "methods=[psm]", "rows=[PSMM]"], "is no row of table2"),
+        (["run", "table3", "methods=[hcl]", "rows=[SimCLR]"], "methods=[hcl] with rows=[SimCLR] has no row in table3"),
         (["run", "table2", "rows=[PSMM]"], "is no row of table2 (did you mean 'PSM'?)"),
         (["run", "figure6", "bank.size=10"], "bank.size=10 is smaller"),
         (["run", "table1", "jobs=0"], "jobs=0"),

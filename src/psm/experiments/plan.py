@@ -6,6 +6,7 @@ run, and a changed setting is a new one. Imports nothing heavy.
 
 import hashlib
 import json
+import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache
@@ -136,6 +137,7 @@ def _check_methods(config: ExperimentConfig) -> None:
 
 
 def _check_rows(config: ExperimentConfig, experiments: Sequence[Experiment]) -> None:
+    experiments = experiments or tuple(catalog.EXPERIMENTS.values())
     known = list(dict.fromkeys(row.title for experiment in experiments for row in experiment.configurations))
     for title in config.rows or ():
         if title not in known:
@@ -154,10 +156,9 @@ def make_plan(request: Request) -> Plan:
             runs[run.name] = replace(known, gradients=known.gradients or run.gradients)
             entries |= dict.fromkeys(of_run)
     if not runs:
-        raise UserError(
-            f"methods=[{','.join(request.config.methods or ())}] has no row in {', '.join(request.names)}: "
-            "see `psm experiment list`."
-        )
+        given = {"methods": request.config.methods, "rows": request.config.rows}
+        asked = " with ".join(f"{key}={_typed(value)}" for key, value in given.items() if value)
+        raise UserError(f"{asked} has no row in {', '.join(request.names)}: see `psm experiment list`.")
     # A study that is cut short then has all runs of the first seed.
     seeds = list(dict.fromkeys(run.seed for run in runs.values()))
     return Plan(tuple(sorted(runs.values(), key=lambda run: seeds.index(run.seed))), tuple(entries))
@@ -258,16 +259,25 @@ def command_of(name: str, request: Request) -> str:
         given["data"] = [data_name(data) for data in given["data"]]
     if given.get("tuned"):
         given["tuned"] = Path(given["tuned"]).name
-    return " ".join(["psm experiment run", name, *(f"{key}={_typed(value)}" for key, value in given.items())])
+    keys = (
+        shlex.quote(f"{key}={_typed(value)}") if key == "rows" else f"{key}={_typed(value)}"
+        for key, value in given.items()
+    )
+    return " ".join(["psm experiment run", name, *keys])
 
 
 def _typed(value: Any) -> str:
     """A value as it is typed on the command line."""
     if isinstance(value, (list, tuple)):
-        return f"[{','.join(_typed(item) for item in value)}]"
+        return f"[{','.join(_quoted(_typed(item)) for item in value)}]"
     if value is None or isinstance(value, bool):
         return str(value).lower()
     return str(value)
+
+
+def _quoted(item: str) -> str:
+    """An item of a list; in quotes where a comma would make two of it."""
+    return f'"{item}"' if "," in item else item
 
 
 def absolute_data(data: str) -> str:

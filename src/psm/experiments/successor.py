@@ -47,8 +47,8 @@ INGREDIENTS: dict[str, dict[str, Any]] = {
     "momentum to 1": {"target__schedule": "cosine"},
     "hard negatives": {"weighting__name": "hard"},
     "mixed rows": {"positives__mix": True},
-    "agreed rows": {"positives__agree": True},
-    "most similar quarter": {"positives__share": 0.25},
+    "agreed rows": {"positives__agree": True, **EQUAL_SUM},
+    "most similar quarter": {"positives__share": 0.25, **EQUAL_SUM},
     "mined by the mean view": {"bank__keys": "mean"},
     "t = 0.1 in eq. 5": {"positives__temperature": 0.1},
     "start at 25 %": {"positives__start": 0.25},
@@ -191,7 +191,7 @@ BESIDE_THE_PAPER = (
     Experiment(
         "successor",
         "PSM v2 beside the methods it has to beat",
-        "Is PSM v2 ahead of PSM and of the best of the eleven, and does each of its parts earn its place?",
+        "Is PSM v2 ahead of PSM and of the best of the eleven, and which of its parts earn their place?",
         "table",
         (
             psm_row("PSM"),

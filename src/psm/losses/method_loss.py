@@ -47,7 +47,7 @@ def method_loss(
         redundancy_weight: of All4One's term beside the loss, over the same directions.
         processes: that have the same embeddings and share the anchors; every one gets the whole loss.
         mine_by_mean: search the bank with the mean of an image's keys, and once, instead of with each view's. The bank
-            should hold such means: enqueue ``psm.mean_keys(embeddings.key)``.
+            should hold such means: enqueue ``psm.mean_keys(embeddings.key)``, or ``MethodSpec.bank_keys`` of them.
     """
     pairs = directions(len(embeddings.projection), symmetric)
     if isinstance(loss, ProjectionObjective):

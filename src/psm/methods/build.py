@@ -1,5 +1,7 @@
 """From a configuration to its method and its networks."""
 
+from collections.abc import Mapping
+from dataclasses import asdict, fields
 from typing import Any
 
 import torch
@@ -8,7 +10,7 @@ from torch import nn
 from psm.config.schema import METHOD_GROUPS, PretrainSettings, ResolvedPretrainConfig
 from psm.methods.plugins import missing_plugins
 from psm.methods.registry import METHODS, find_method
-from psm.methods.spec import MethodSpec
+from psm.methods.spec import KINDS, MethodSpec
 from psm.models.encoder import as_encoder
 from psm.models.factory import create_encoder
 from psm.models.heads import prediction_head, projection_head
@@ -20,15 +22,31 @@ from psm.utils.seeding import derived_seed
 def method_of(config: PretrainSettings) -> MethodSpec:
     """The method's parts with the configuration's overrides put in.
 
-    A stored configuration is complete, so that its method's row in the table is not needed. Where a part is missing,
-    the plugins that the run was trained with are named.
+    A stored configuration is complete, so that its method's row in the table is not needed, and what the row has become
+    since changes nothing: settings that did not exist then have the values that change nothing. Where a part is
+    missing, the plugins that the run was trained with are named.
     """
     groups = method_groups(config)
     try:
-        stored = config.method not in METHODS and all(groups.values())
-        return (MethodSpec() if stored else find_method(config.method).spec).override(groups)
+        complete = all(_is_complete(name, given) for name, given in groups.items())
+        return (MethodSpec() if complete else find_method(config.method).spec).override(groups)
     except UserError as error:
         raise missing_plugins(error, config.plugins) from None
+
+
+def _is_complete(name: str, given: Any) -> bool:
+    """True if a group of settings has all but those that change nothing where they are not given."""
+    if given is None:
+        return False
+    values = given if isinstance(given, Mapping) else asdict(given)
+    if name in KINDS:
+        part = values.get(KINDS[name].selector)
+        cls = KINDS[name].find(part) if isinstance(part, str) else None
+    else:
+        cls = type(getattr(MethodSpec(), name))
+    return cls is not None and all(
+        values.get(field.name) is not None for field in fields(cls) if not field.metadata.get("neutral")
+    )
 
 
 def method_groups(config: PretrainSettings) -> dict[str, Any]:

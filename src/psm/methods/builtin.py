@@ -105,7 +105,7 @@ _add(
     **NO_NEGATIVES,
 )
 
-# Beside the paper's comparison. Each part alone and together: `psm experiment run ingredients successor`.
+# Beside the paper's comparison. Parts alone and together: `psm experiment run ingredients combinations successor`.
 _add(
     "psmv2",
     "PSM v2: one network, hard and mined negatives, and from half of the steps on the purest mined rows",

@@ -5,6 +5,8 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any
 
+from torch import Tensor
+
 from psm.config.parts import PartRegistry, check_value
 from psm.losses.contrastive import ContrastiveLoss
 from psm.losses.negative_weighting import WEIGHTINGS, NegativeWeighting, Sum
@@ -13,6 +15,7 @@ from psm.methods.settings import BankSettings, LossSettings, PredictorSettings, 
 from psm.mining.negatives import NEGATIVES, NegativeSource, PositiveNegatives
 from psm.mining.pnsm import PNSM, SAMPLERS, NegativeSampler
 from psm.mining.positives import POSITIVES, NeighborPositives, PositiveRule
+from psm.models.outputs import mean_keys
 from psm.utils.errors import UserError, did_you_mean
 
 KINDS: dict[str, PartRegistry[Any]] = {
@@ -48,6 +51,10 @@ class MethodSpec:
     def mines_by_mean(self) -> bool:
         """True if the bank holds, and is searched with, the mean of the keys of an image's views."""
         return self.needs_bank and self.bank.keys == "mean"
+
+    def bank_keys(self, key: Tensor) -> Tensor:
+        """What the bank is given of the keys (V, N, D): those of view 2, or the mean over the views; (N, D)."""
+        return mean_keys(key) if self.mines_by_mean else key[1].detach()
 
     def build_loss(self) -> ContrastiveLoss | ProjectionObjective:
         """The loss of one direction, or the objective over projections."""

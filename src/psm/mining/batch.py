@@ -47,7 +47,8 @@ class MiningBatch(NamedTuple):
         return self.bank
 
     def search(self, part: str, k: int, query_view: bool = False) -> Mined:
-        """The k bank rows nearest to the keys, own images excluded; searched once a step for the keys of each view.
+        """The k bank rows nearest to the keys, own images excluded; searched once a step for the keys of each view, or
+        once for all with ``mining_key`` where it is given (``bank.keys=mean``).
 
         Args:
             part: who asks, for the error where there is no bank.

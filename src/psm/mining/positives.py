@@ -157,7 +157,7 @@ class NeighborPositives(PositiveRule):
     )
     share: float = setting(
         1.0,
-        "share of a batch's mined rows that counts: those most similar to the key",
+        "share of a batch's mined rows that counts: those most similar to what was searched with",
         above=0,
         at_most=1,
         neutral=True,

@@ -18,7 +18,7 @@ from psm.mining.draws import Draws, KeyedDraws, draw_keys
 from psm.mining.memory_bank import MemoryBank
 from psm.mining.purity import NAMES as PURITY
 from psm.mining.purity import purity
-from psm.models.outputs import Embeddings, mean_keys
+from psm.models.outputs import Embeddings
 from psm.models.pretrained import EncoderInfo
 from psm.models.siamese import SiameseNetworks
 from psm.training.distributed import gather, processes
@@ -86,7 +86,7 @@ def step_loss(
             processes=processes(),
             **method.loss_options,
         )
-    keys = mean_keys(joined.key) if method.mines_by_mean else joined.key[1].detach()
+    keys = method.bank_keys(joined.key)
     return loss, metrics, StepOutputs(features.detach(), joined.projection.detach(), keys, ids)
 
 
