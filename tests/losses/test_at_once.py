@@ -24,6 +24,11 @@ SPECS = [
         {"name": "psm", **SOME, "bank": {"keys": "mean"}, "positives": {"k": 3, "share": x}, "loss": {"weight_sum": y}}
         for x, y in ((1.0, 0.0), (0.3, 0.0), (0.3, 3.0))
     ),
+    *(
+        {"name": "psm", **SOME, "positives": {"k": 3, "weights": w, **more}, "loss": {"weight_sum": 3.0}}
+        for w in ("V0", "V1", "V2", "V4")
+        for more in ({}, {"share": 0.3})
+    ),
     {"name": "psmv2", **SOME},
     {"name": "mochi", "negatives": {"num_mix": 0, "num_mix_query": 0}},
 ]
@@ -87,6 +92,24 @@ def test_parts_from_elsewhere_see_one_direction_at_a_time(monkeypatch: pytest.Mo
 
     as_on_an_accelerator(monkeypatch)
     spec = get_method("psm", positives=Watching())
-    assert not ContrastiveLoss(Watching()).joins_directions
+    assert not ContrastiveLoss(Watching()).joins_directions()
     computed(spec)
     assert sizes == [6, 6]
+
+
+@pytest.mark.parametrize(
+    ("positives", "by_view", "by_mean"),
+    [
+        ({}, True, True),
+        ({"share": 0.3}, False, True),
+        ({"min_similarity": 0.1}, False, True),
+        ({"agree": True}, False, True),
+        ({"k": 0, "weights": "V3"}, True, True),
+        ({"weights": "V1"}, False, False),
+        ({"weights": "V3"}, False, False),
+    ],
+)
+def test_an_equal_sum_is_joined_where_all_directions_have_it(positives: Any, by_view: bool, by_mean: bool) -> None:
+    loss = ContrastiveLoss(NeighborPositives(**positives), weight_sum=3.0)
+    assert (loss.joins_directions(one_search=False), loss.joins_directions(one_search=True)) == (by_view, by_mean)
+    assert ContrastiveLoss(NeighborPositives(**positives)).joins_directions()

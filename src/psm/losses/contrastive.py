@@ -82,8 +82,7 @@ class ContrastiveLoss(nn.Module):
         self.temperature, self.soft_weight, self.hard_weight = temperature, soft_weight, hard_weight
         self.allow_self, self.detach_keys, self.weight_sum = allow_self, detach_keys, weight_sum
         parts: tuple[Part, ...] = (self.positives, self.negatives, self.sampler, self.weighting, self.objective)
-        # Parts of others may look beyond the row of an anchor; weight_sum is that of one direction.
-        self.joins_directions = all(part.builtin for part in parts) and not weight_sum
+        self._builtin = all(part.builtin for part in parts)
         plain = type(self.weighting) is Sum and type(self.objective) is Contrastive
         self.is_plain_sum = plain and type(self.sampler) in (KeepAll, PNSM)
 
@@ -134,6 +133,13 @@ class ContrastiveLoss(nn.Module):
         if self.needs_bank and batch.bank is not None:
             metrics["bank_fill"] = batch.bank.fill_share
         return LossOutput(loss, metrics)
+
+    def joins_directions(self, one_search: bool = False) -> bool:
+        """True if all directions can be one batch; ``one_search``: all of them are given the same rows.
+
+        Parts of others may look beyond the row of an anchor; ``weight_sum`` is that of one direction.
+        """
+        return self._builtin and (not self.weight_sum or self.positives.equal_sums(one_search))
 
     @property
     def needs_bank(self) -> bool:

@@ -60,7 +60,7 @@ def method_loss(
         **{"positive_generator": positive_generator, "progress": progress, "searches": {}},
         "mining_key": mean_keys(embeddings.key) if mine_by_mean else None,
     }
-    if loss.joins_directions and prefers_few_kernels(embeddings.key.device):
+    if loss.joins_directions(mine_by_mean) and prefers_few_kernels(embeddings.key.device):
         common["ids"] = None if ids is None else ids.repeat(len(pairs))
         batch = MiningBatch(*joined_pairs(embeddings, symmetric), **common, directions=tuple(pairs))
         total, metrics = loss.on_batch(batch)

@@ -59,6 +59,10 @@ class PositiveRule(Part, ABC):
         """
         return progress
 
+    def equal_sums(self, one_search: bool) -> bool:
+        """True if weights sum to the same in all directions; ``one_search``: all of them are given the same rows."""
+        return not self.num_mined
+
     def without_draws(self) -> "PositiveRule":
         """The rule as analyses apply it to plain views: nothing is drawn, and one view is enough."""
         return self
@@ -108,6 +112,9 @@ class NearestPositives(PositiveRule):
 
     def phase(self, progress: float) -> float:
         return 1.0
+
+    def equal_sums(self, one_search: bool) -> bool:
+        return True
 
     def describe(self) -> str:
         return "nearest bank row"
@@ -185,6 +192,11 @@ class NeighborPositives(PositiveRule):
 
     def phase(self, progress: float) -> float:
         return float(progress >= self.start)
+
+    def equal_sums(self, one_search: bool) -> bool:
+        """V1 and V3 drop rows by the similarity to the query, which is another in each direction."""
+        drops = self.agree or self.min_similarity != -1 or self.share < 1
+        return not self.k or (self.weights in ("V0", "V2", "V4") and (one_search or not drops))
 
     def _usable(self, batch: MiningBatch, mined: Mined) -> Tensor | None:
         """Mask (N, k) of the rows that count; None: all that were found."""
