@@ -1,7 +1,6 @@
 """What the networks give for the views of a batch, and the directed pairs that losses compare."""
 
 from collections.abc import Iterator, Sequence
-from itertools import permutations
 from typing import NamedTuple
 
 import torch
@@ -28,7 +27,7 @@ class ViewPair(NamedTuple):
 
 def directions(views: int, symmetric: bool = True) -> list[tuple[int, int]]:
     """Views of queries and keys: every ordered pair of views; if not symmetric, from the first view alone."""
-    pairs = list(permutations(range(views), 2))
+    pairs = [(a, b) for a in range(views) for b in range(views) if a != b]
     return pairs if symmetric else [pair for pair in pairs if pair[0] == 0]
 
 
