@@ -12,7 +12,7 @@ from psm.config.schema import ResolvedPretrainConfig
 from psm.data import ImageStore
 from psm.data.loader import Batch
 from psm.losses.contrastive import LossOutput
-from psm.losses.method_loss import method_loss
+from psm.losses.method_loss import COMPILES, method_loss
 from psm.methods.spec import MethodSpec
 from psm.mining.draws import Draws, KeyedDraws, draw_keys
 from psm.mining.memory_bank import MemoryBank
@@ -127,7 +127,8 @@ class PretrainModule(RunModule):
         self._method_loss: Callable[..., LossOutput] = method_loss
         if config.compile is not None:
             compiled = partial(torch.compile, backend=config.compile, mode=config.compile_mode)
-            self._views_at_once, self._method_loss = compiled(views.apply_at_once), compiled(method_loss)
+            self._views_at_once = compiled(views.apply_at_once)
+            self._method_loss = compiled(method_loss) if COMPILES else method_loss
         # The bank is equal on all ranks by construction; without this DDP would broadcast it at every step.
         ignored = [] if self.probe is None else [f"probe.{name}" for name, _ in self.probe.named_buffers()]
         self._ddp_params_and_buffers_to_ignore = ["bank.rows", "bank.ids", "labels", *ignored]
