@@ -16,7 +16,7 @@ from psm.models.outputs import Embeddings, directions, joined_pairs, mean_keys, 
 from psm.utils.devices import prefers_few_kernels
 
 REDUCTIONS = ("mean", "sum")
-COMPILES = torch.__version__ >= (2, 13)  # with torch 2.6 the compiler fails on the loss; others were not tried
+COMPILES = torch.__version__ >= "2.13"  # with torch 2.6 the compiler fails on the loss; others were not tried
 
 
 def method_loss(
