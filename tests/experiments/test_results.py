@@ -274,7 +274,7 @@ def test_an_experiment_of_ones_own_is_a_row(tmp_path: Path, monkeypatch: pytest.
         write_record(study.record(run.name, run.evaluation_hash), record_of(run, score, score))
     collect_records(study)
     text = (write_report(study).parent / "temperature.html").read_text()
-    assert "Best is t = 0.5 with 41.50 % top-1; all lie within 1.50 points." in text
+    assert "steps the best is t = 0.5 with 41.50 % top-1; all lie within 1.50 points." in text
     assert "of the paper" not in text
 
 

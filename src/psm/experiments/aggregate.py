@@ -428,11 +428,17 @@ def _summarize_table(table: ResultTable) -> str:
     return f"in points of top-1{to}{intervals}: {'; '.join(parts)}."
 
 
+def _best(row: ResultRow, score: str) -> str:
+    """The best row and its score, after how many steps where that is known."""
+    when = f"after {row.steps:,} steps the best is" if row.steps else "best is"
+    return f"{when} {row.title} with {format_stats(row.score(score))} % top-1"
+
+
 def _summarize_ranking(measured: Sequence[ResultRow], score: str) -> str:
     """The best row, the place of PSM, and the agreement with the paper's order."""
     ordered = sorted(measured, key=lambda row: -row.score(score).mean)
     best = ordered[0]
-    text = f"best is {best.title} with {format_stats(best.score(score))} % top-1"
+    text = _best(best, score)
     psm = next((row for row in ordered if row.title == "PSM"), None)
     if psm and psm is not best:
         text += f"; PSM is number {ordered.index(psm) + 1} of {len(ordered)} with {format_stats(psm.score(score))} %"
@@ -485,8 +491,7 @@ def _summarize_sweep(table: ResultTable) -> str:
     measured = [row for row in table.method_rows if row.score(score).count]
     best = max(measured, key=lambda row: row.score(score).mean)
     means = [row.score(score).mean for row in measured]
-    text = f"best is {best.title} with {format_stats(best.score(score))} % top-1; all lie within"
-    text += f" {max(means) - min(means):.2f} points"
+    text = f"{_best(best, score)}; all lie within {max(means) - min(means):.2f} points"
     reference = next((row for row in measured if row.reference is None), None)
     if reference and (half := reference.score(score).half_width) is not None:
         seeds = reference.score(score).count

@@ -47,7 +47,8 @@ def _place(rows: dict[str, ResultRow], table: ResultTable) -> str:
     score = table.main_score
     ordered = sorted(_of_the_paper(rows), key=lambda row: -row.score(score).mean)
     psm, best = rows[METHOD], ordered[0]
-    where = f"on {table.title} after {_steps(table):,} steps, by a {_words(score)}"
+    seeds = ", with one seed" if psm.score(score).count == 1 else ""
+    where = f"on {table.title} after {_steps(table):,} steps{seeds}, by a {_words(score)}"
     value = f"{format_stats(psm.score(score))} %"
     if psm is best:
         second = f"; {ordered[1].title} has {format_stats(ordered[1].score(score))} %" if ordered[1:] else ""
