@@ -6,6 +6,7 @@ from psm.experiments.aggregate import ExperimentResult, ResultRow, ResultTable, 
 
 METHOD, SUCCESSOR = "PSM", "PSM v2"
 MORE_VIEWS = f"{SUCCESSOR}, 4 views"
+CONTROL = "HCL, 4 views"  # whether it is the views or PSM v2
 RANKINGS = ("table1", "successor")  # experiments whose rows are methods as they are
 
 
@@ -38,7 +39,8 @@ def _methods(table: ResultTable) -> list[ResultRow]:
     return [
         row
         for row in table.method_rows
-        if row.score(table.main_score).count and (row.title == MORE_VIEWS or not row.title.startswith(changed))
+        if row.score(table.main_score).count
+        and (row.title in (MORE_VIEWS, CONTROL) or not row.title.startswith(changed))
     ]
 
 
@@ -58,7 +60,7 @@ def _place(rows: dict[str, ResultRow], table: ResultTable) -> str:
 
 
 def _of_the_paper(rows: dict[str, ResultRow]) -> list[ResultRow]:
-    return [row for row in rows.values() if row.title not in (SUCCESSOR, MORE_VIEWS)]
+    return [row for row in rows.values() if row.title not in (SUCCESSOR, MORE_VIEWS, CONTROL)]
 
 
 def _successor(rows: dict[str, ResultRow], table: ResultTable) -> list[str]:
@@ -72,6 +74,8 @@ def _successor(rows: dict[str, ResultRow], table: ResultTable) -> list[str]:
         else "PSM v2, which this project makes of it, with four views of each image, in twice the computation, has",
     }
     parts = [f"{text} {_beside(rows[title], best, score)}" for title, text in words.items() if title in rows]
+    if MORE_VIEWS in rows and CONTROL in rows:
+        parts.append(f"HCL with as many views has {format_stats(rows[CONTROL].score(score))} %")
     return [f"{'; '.join(parts)}."] if parts else []
 
 

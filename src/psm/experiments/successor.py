@@ -200,7 +200,7 @@ BESIDE_THE_PAPER = (
             method_row("SNCLR", "snclr", "PSM"),
             method_row("BYOL", "byol", "PSM"),
             successor_row("PSM v2", "PSM"),
-            successor_row("PSM v2, 4 views", "PSM v2", **_FOUR_VIEWS),
+            successor_row("PSM v2, 4 views", "HCL, 4 views", **_FOUR_VIEWS),
             replace(method_row("HCL, 4 views", "hcl", "HCL", **_FOUR_VIEWS), highlight=False),
             *(
                 successor_row(f"PSM v2, 4 views, {words}", "PSM v2, 4 views", **_FOUR_VIEWS, **change)
