@@ -55,6 +55,12 @@ def test_the_index_leads_with_the_answer_and_a_chart_over_steps(study: Study) ->
     assert text.index(first) < text.index("<svg") < text.index("<article")
 
 
+def test_a_page_says_what_each_difference_is_taken_to(study: Study) -> None:
+    page = write_report(study).with_name("successor.html").read_text()
+    assert "of “PSM v2, 4 views” to “HCL, 4 views”, of “HCL, 4 views” to “HCL”" in page
+    assert "PSM v2, 4 views +2.00 ± 0.00 on HCL, 4 views" in page
+
+
 def test_nothing_is_answered_without_runs_of_psm(tmp_path: Path) -> None:
     study = Study(tmp_path / "study")
     found = plan("table1", preset="smoke", methods=["simclr"])

@@ -419,10 +419,12 @@ def _summarize_table(table: ResultTable) -> str:
     if not compared:
         return "no two rows can be compared yet."
     parts = []
-    for row in compared:
-        paper = f" (paper {format_points(row.paper_differences[0], True)})" if row.paper_differences else ""
-        parts.append(f"{row.title} {format_stats(row.difference(score), signed=True)}{paper}")
     references = {row.reference for row in compared}
+    for row in compared:
+        plain = len(references) == 1 or row.title.startswith(row.reference or "")  # then it is clear what it is beside
+        beside = "" if plain else f" on {row.reference}"
+        paper = f" (paper {format_points(row.paper_differences[0], True)})" if row.paper_differences else ""
+        parts.append(f"{row.title} {format_stats(row.difference(score), signed=True)}{beside}{paper}")
     to = f", against {references.pop()}" if len(references) == 1 else ""
     intervals = ", with 95 % intervals" if any(row.difference(score).count > 1 for row in compared) else ""
     return f"in points of top-1{to}{intervals}: {'; '.join(parts)}."

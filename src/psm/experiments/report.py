@@ -1,6 +1,7 @@
 """A study as HTML pages, one per experiment and an index, with tables and figures as files beside them."""
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -110,7 +111,7 @@ def _page(result: ExperimentResult, figures: Sequence[PageFigure], files: Sequen
             {"title": title, "is_baseline": row.is_baseline, "is_reference": title in references}
             for title, row in rows.items()
         ],
-        "reference": _reference_name(references),
+        "reference": _reference_name({title: row.reference for title, row in rows.items() if row.reference}),
         "has_reference": bool(references),
         "has_paper": any(table.has_paper for table in result.tables),
         "seeds": "–".join(map(str, sorted({min(counts), max(counts)}))) if counts else "",
@@ -122,11 +123,14 @@ def _page(result: ExperimentResult, figures: Sequence[PageFigure], files: Sequen
     }
 
 
-def _reference_name(references: Sequence[str]) -> str:
-    """The row, or rows, that differences are taken to."""
-    if len(references) == 1:
-        return references[0]
-    return "the same method without PNSM" if references else "nothing"
+def _reference_name(compared: Mapping[str, str]) -> str:
+    """What differences are taken to, by the titles that they are of: the row of most, and those of the others."""
+    if not compared:
+        return "nothing"
+    (most, _), *_ = Counter(compared.values()).most_common()
+    others = dict.fromkeys(reference for reference in compared.values() if reference != most)
+    named = {one: " and ".join(f"“{title}”" for title, of in compared.items() if of == one) for one in others}
+    return "".join([f"“{most}”", *(f", of {titles} to “{one}”" for one, titles in named.items())])
 
 
 def _commands(result: ExperimentResult) -> list[str]:
