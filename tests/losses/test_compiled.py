@@ -40,7 +40,7 @@ def steps(name: str, function: Callable[..., Any], number: int) -> list[list[tor
         )  # fmt: skip
         gradients = torch.autograd.grad(loss, [z, query], allow_unused=True)
         found.append([loss.detach(), *metrics.values(), *(x for x in gradients if x is not None)])
-        bank.enqueue(key[1].detach(), ids)
+        bank.enqueue(spec.bank_keys(key), ids)
     return found
 
 

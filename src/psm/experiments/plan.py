@@ -259,11 +259,8 @@ def command_of(name: str, request: Request) -> str:
         given["data"] = [data_name(data) for data in given["data"]]
     if given.get("tuned"):
         given["tuned"] = Path(given["tuned"]).name
-    keys = (
-        shlex.quote(f"{key}={_typed(value)}") if key == "rows" else f"{key}={_typed(value)}"
-        for key, value in given.items()
-    )
-    return " ".join(["psm experiment run", name, *keys])
+    words = [f"{key}={_typed(value)}" for key, value in given.items()]
+    return " ".join(["psm experiment run", name, *(shlex.quote(word) if " " in word else word for word in words)])
 
 
 def _typed(value: Any) -> str:

@@ -59,7 +59,7 @@ PRESETS: dict[str, Preset] = {
         Preset(
             "overnight",
             "all 50,000 images of CIFAR-10 on a CPU: a small encoder, batch 64, 20 epochs (15,620 steps), three seeds",
-            "17 to 28 core-minutes a run, twice as long with four views; 65 runs for all",
+            "16 to 29 minutes a run on one core, twice as long with four views; 65 runs for all",
             _OVERNIGHT,
             data=("cifar10",),
             seeds=(0, 1, 2),

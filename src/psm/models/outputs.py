@@ -51,14 +51,15 @@ def joined_pairs(embeddings: Embeddings, symmetric: bool = True) -> ViewPair:
 
 def mean_keys(key: Tensor) -> Tensor:
     """One key (N, D) of each image: the mean of the keys (V, N, D) of its views, unit norm, without gradient."""
-    half = (torch.bfloat16, torch.float16)
-    key = key.detach()
-    return normalize(normalize(key.float() if key.dtype in half else key, dim=-1).mean(0), dim=-1)
+    return normalize(_unit(key.detach()).mean(0), dim=-1)
 
 
 def _unit_norm(embeddings: Embeddings) -> Embeddings:
-    half = (torch.bfloat16, torch.float16)
-    return Embeddings(*(normalize(x.float() if x.dtype in half else x, dim=-1) for x in embeddings))
+    return Embeddings(*(_unit(x) for x in embeddings))
+
+
+def _unit(x: Tensor) -> Tensor:
+    return normalize(x.float() if x.dtype in (torch.bfloat16, torch.float16) else x, dim=-1)
 
 
 def _rows_of_views(values: Tensor, views: Sequence[int]) -> Tensor:
