@@ -1,4 +1,4 @@
-"""Write what the benchmarks left in benchmarks/results into pages of docs, and draw docs/speed.svg and docs/growth.svg.
+"""Write what the benchmarks left in benchmarks/results into pages of docs, and draw the charts of docs/speed.md.
 
     python benchmarks/publish.py            # all pages
     python benchmarks/publish.py data.md    # one of them
@@ -18,6 +18,7 @@ from matplotlib import pyplot
 from matplotlib.axes import Axes
 
 import scale_tables
+from accuracy_tables import accuracy_chart, accuracy_table
 from table_text import figure_of, read, table
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
@@ -249,6 +250,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "large batch": large_batch_table,
     "evaluation": evaluation_table,
     "start": start_table,
+    "time to accuracy": accuracy_table,
     **scale_tables.TABLES,
 }
 
@@ -277,5 +279,6 @@ if __name__ == "__main__":
     if "speed.md" in chosen:
         throughput()
         growth()
+        accuracy_chart(DOCS / "time-to-accuracy.svg")
     for page in chosen:
         fill(DOCS / page)

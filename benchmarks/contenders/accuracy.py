@@ -9,8 +9,6 @@ from torch import Tensor, nn
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from psm.evaluation.knn import knn_accuracy
 
-SCORED = 10_000  # training images that neighbors are sought among
-
 
 def images(path: str) -> dict[str, Tensor]:
     """uint8 images (N, 3, H, W) and labels of both splits, and mean and deviation of each channel."""
@@ -27,10 +25,10 @@ def score(encoder: nn.Module, data: dict[str, Tensor]) -> float:
     def features(pixels: Tensor) -> Tensor:
         return torch.cat([encoder((part / 255 - mean) / std) for part in pixels.split(500)])
 
-    train, test = features(data["train"][:SCORED]), features(data["test"])
+    train, test = features(data["train"]), features(data["test"])
     encoder.train(training)
     classes = int(data["test_labels"].max()) + 1
-    return knn_accuracy(train, data["train_labels"][:SCORED], test, data["test_labels"], classes).top1
+    return knn_accuracy(train, data["train_labels"], test, data["test_labels"], classes).top1
 
 
 def tell(seconds: float, encoder: nn.Module, data: dict[str, Tensor]) -> None:

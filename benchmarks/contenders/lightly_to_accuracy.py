@@ -45,6 +45,8 @@ def main() -> None:
             wanted = int(input())
         except EOFError:
             return
+        if done + wanted > total:  # the end of the schedule
+            return
         start = time.perf_counter()
         for _ in range(wanted):
             views = next(batches, None)

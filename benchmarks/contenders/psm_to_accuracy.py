@@ -1,6 +1,6 @@
 """psm's own training on real images, scored between turns.
 
-python psm_to_accuracy.py METHOD ENCODER BATCH THREADS EPOCHS LR SEED IMAGES
+python psm_to_accuracy.py METHOD VIEWS ENCODER BATCH THREADS EPOCHS LR SEED IMAGES
 """
 
 import sys
@@ -34,12 +34,17 @@ class ScoredTurns(Turns):
 
 
 def main() -> None:
-    method, encoder, batch, threads, epochs, lr, seed, path = sys.argv[1:]
+    method, views, encoder, batch, threads, epochs, lr, seed, path = sys.argv[1:]
     torch.set_num_threads(int(threads))
     keep_freed_memory()  # as `psm pretrain` does
     data = images(path)
     keys = {"method": method, "encoder": encoder, "batch_size": int(batch), "epochs": int(epochs), "seed": int(seed)}
-    keys |= {"optim": {"lr": float(lr)}, "bank": {"size": 4096}, "monitor": {"knn": False}}
+    keys |= {
+        "optim": {"lr": float(lr)},
+        "bank": {"size": 4096},
+        "monitor": {"knn": False},
+        "views": {"count": int(views)},
+    }
     with tempfile.TemporaryDirectory() as folder:
         psm.pretrain(Path(folder) / "run", data["train"], **keys, progress=False, callbacks=[ScoredTurns(data)])
 
