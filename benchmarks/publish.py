@@ -23,13 +23,14 @@ from table_text import figure_of, read, table
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 INK, PSM, OTHER, THIRD = "#333333", "#0072B2", "#E69F00", "#009E73"
+STEMS = {"cifar": "CIFAR"}  # what a stem is called where its key is not enough
 OF_NETWORKS = ("of bare networks", "of bare networks by torch")
 NAMES = {"simclr": "SimCLR", "byol": "BYOL", "mocov2": "MoCo v2", "nnclr": "NNCLR", "psm": "PSM"}
 
 
 def named(row: dict) -> str:
     """An encoder with its stem."""
-    return f"{row['encoder']}, {row['stem']} stem"
+    return f"{row['encoder']}, {STEMS.get(row['stem'], row['stem'])} stem"
 
 
 def bare(axes: Axes, title: str) -> None:
