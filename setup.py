@@ -14,7 +14,7 @@ SOURCES = Path("src/psm/kernels/csrc")
 KERNELS = Extension(
     "psm.kernels._native",
     sources=[str(SOURCES / "module.c")],
-    depends=[str(SOURCES / f"{name}.h") for name in ("simd", "bn_relu", "winograd", "similarity", "crop")],
+    depends=[str(path) for path in sorted(SOURCES.glob("*.h"))],
     extra_compile_args=["-O3", "-fno-wrapv", "-Wall", "-Wextra"],
     py_limited_api=True,
     optional=True,

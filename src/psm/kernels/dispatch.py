@@ -17,7 +17,7 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from psm import ops
-from psm.kernels import basic_block, bn_relu, runtime, small_conv, winograd
+from psm.kernels import basic_block, bn_relu, plane_gemm, runtime, small_conv, winograd
 
 _active: ContextVar[bool] = ContextVar("active", default=False)
 
@@ -26,9 +26,9 @@ _active: ContextVar[bool] = ContextVar("active", default=False)
 def optimize(model: nn.Module) -> Iterator[nn.Module]:
     """Context in which forward passes of the model on a CPU run the fast kernels.
 
-    Convolutions of any network are replaced as functions. psm's own residual networks also get a ``forward`` that fuses
-    BN, add and ReLU and whole residual blocks, set on the instances and removed when the context ends. A network
-    compiled by ``torch.compile`` keeps its ``forward``.
+    Convolutions and linear layers of any network are replaced as functions. psm's own residual networks also get a
+    ``forward`` that fuses BN, add and ReLU and whole residual blocks, set on the instances and removed when the context
+    ends. A network compiled by ``torch.compile`` keeps its ``forward``.
     """
     if not ops.enabled():
         yield model
@@ -39,7 +39,7 @@ def optimize(model: nn.Module) -> Iterator[nn.Module]:
         module.forward = partial(_forward, module)
     outer = _active.set(True)
     try:
-        with FastConvolutions():
+        with FastLayers():
             yield model
     finally:
         _active.reset(outer)
@@ -47,14 +47,16 @@ def optimize(model: nn.Module) -> Iterator[nn.Module]:
             vars(module).pop("forward", None)
 
 
-class FastConvolutions(TorchFunctionMode):
-    """Within it ``torch.conv2d`` is computed by the kernel that is fastest on a CPU."""
+class FastLayers(TorchFunctionMode):
+    """Within it ``torch.conv2d`` and ``linear`` are computed by the kernels that are fastest on a CPU."""
 
     def __torch_function__(
         self, function: Callable, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         if function is torch.conv2d and _may_run():
             return conv2d(*args, **(kwargs or {}))
+        if function is functional.linear and _may_run():
+            return linear(*args, **(kwargs or {}))
         return function(*args, **(kwargs or {}))
 
 
@@ -88,6 +90,11 @@ def conv2d(
         if small_conv.is_small_strided_1x1(input.shape[2:], weight.shape[2:], strides, paddings):
             return small_conv.strided_1x1_as_linear(input, weight, bias, strides)
     return torch.conv2d(input, weight, bias, stride, padding, dilation, groups)
+
+
+def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """``torch.nn.functional.linear``, with its parameters' names."""
+    return plane_gemm.linear(input, weight, bias)
 
 
 def bn_add_relu(bn: nn.Module, x: Tensor, residual: Tensor | None = None) -> Tensor:

@@ -1,4 +1,4 @@
-"""Convolutions of small feature maps as matrix products, with fewer multiplications; plain PyTorch, for CPUs.
+"""Convolutions of small feature maps as matrix products, with fewer multiplications; for CPUs.
 
 Late layers of a residual network have feature maps of 4x4, 2x2 or 1x1 pixels when images have 32. oneDNN (torch 2.13)
 is slow there, above all in the gradients. Three alternatives, all of them GEMMs:
@@ -20,6 +20,8 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+
+from psm.kernels.plane_gemm import linear, matmul, plane_products
 
 Matrix = tuple[tuple[float, ...], ...]
 
@@ -70,9 +72,9 @@ def toom_cook_conv(x: Tensor, weight: Tensor, bias: Tensor | None, rows: ToomCoo
     b, g, a = transforms(rows, columns, x.dtype)
     batch, out_channels, in_channels = len(x), *weight.shape[:2]
     inputs = torch.bmm(b.expand(batch, -1, -1), x.permute(0, 2, 3, 1).flatten(1, 2))
-    weights = (g @ weight.permute(2, 3, 0, 1).reshape(9, -1)).view(-1, out_channels, in_channels)
-    products = torch.bmm(inputs.transpose(0, 1), weights.transpose(1, 2))
-    out = torch.bmm(a.expand(batch, -1, -1), products.transpose(0, 1))
+    weights = matmul(g, weight.permute(2, 3, 0, 1).reshape(9, -1)).view(-1, out_channels, in_channels)
+    products = plane_products(inputs, weights.transpose(1, 2))
+    out = torch.bmm(a.expand(batch, -1, -1), products)
     out = out if bias is None else out + bias
     return out.view(batch, len(rows.a), len(columns.a), out_channels).permute(0, 3, 1, 2)
 
@@ -89,7 +91,7 @@ def conv_as_gemm(x: Tensor, weight: Tensor, bias: Tensor | None, rows: list[slic
     """The convolution of x (N, C, h, w) whose output pixels see all of it through these windows of the weight."""
     gemm_weight = _WindowMatrix.apply(weight, rows, columns)
     offset = None if bias is None else bias.repeat(len(rows) * len(columns))
-    flat = torch.nn.functional.linear(x.permute(0, 2, 3, 1).flatten(1), gemm_weight, offset)
+    flat = linear(x.permute(0, 2, 3, 1).flatten(1), gemm_weight, offset)
     return flat.view(len(x), len(rows), len(columns), weight.shape[0]).permute(0, 3, 1, 2)
 
 
@@ -103,7 +105,7 @@ def is_small_strided_1x1(
 def strided_1x1_as_linear(x: Tensor, weight: Tensor, bias: Tensor | None, stride: tuple[int, int]) -> Tensor:
     """The 1x1 convolution of x (N, C, h, w) with a stride."""
     pixels = x[:, :, :: stride[0], :: stride[1]].permute(0, 2, 3, 1)
-    return torch.nn.functional.linear(pixels, weight.flatten(1), bias).permute(0, 3, 1, 2)
+    return linear(pixels, weight.flatten(1), bias).permute(0, 3, 1, 2)
 
 
 class _WindowMatrix(torch.autograd.Function):

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from psm.kernels.plane_gemm import matmul
 from psm.kernels.runtime import channels_last, empty, is_plain_float, launch, make_struct, simd_width
 from psm.kernels.small_conv import TOOM_COOK, Matrix, matrix
 
@@ -169,13 +170,14 @@ def _pack(weight: Tensor) -> Tensor:
 def _transform_weight(weight: Tensor, tiling: Tiling) -> Tensor:
     """G applied to a weight (inner, columns, 3, 3) and packed, a row for each plane."""
     with torch.autocast("cpu", enabled=False):  # which may be on where a gradient is taken
-        return _g(tiling) @ _pack(weight)
+        return matmul(_g(tiling), _pack(weight))
 
 
 def _transform_grad_weight(grad_transformed: Tensor, weight: Tensor, tiling: Tiling) -> Tensor:
     """grad_weight, in the weight's memory format, from its transform (slots, planes, O, C)."""
     with torch.autocast("cpu", enabled=False):
-        total = _g(tiling).T.repeat(1, len(grad_transformed)) @ grad_transformed.flatten(0, 1).flatten(1)
+        sums = _g(tiling).T.repeat(1, len(grad_transformed))  # over slots too
+        total = matmul(sums, grad_transformed.flatten(0, 1).flatten(1))
     return torch.empty_like(weight).copy_(total.view(3, 3, *weight.shape[:2]).permute(2, 3, 0, 1))
 
 

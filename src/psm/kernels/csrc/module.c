@@ -1,5 +1,5 @@
-/* CPU kernels for x86-64, compiled for AVX2 and for AVX-512. See winograd.py, bn_relu.py, basic_block.py, similarity.py
-and crop.py.
+/* CPU kernels for x86-64, compiled for AVX2 and for AVX-512. See winograd.py, bn_relu.py, basic_block.py, similarity.py,
+plane_gemm.py and crop.py.
 
 Addresses and sizes come from Python; nothing here depends on torch. Threads are those of torch's OpenMP library. */
 
@@ -15,6 +15,8 @@ Addresses and sizes come from Python; nothing here depends on torch. Threads are
 #endif
 
 #include "simd.h"
+
+#define CEIL_DIV(a, b) (((a) + (b)-1) / (b))
 
 /* Fused BN + add + ReLU over (rows, channels), as psm.kernels.bn_relu.BatchNormArgs. */
 
@@ -65,6 +67,18 @@ struct logsumexp {
     Py_ssize_t num_rows, dim, num_queries, group;
 };
 
+/* Matrix products, one for each plane: c (rows, columns) = a (rows, inner) b (inner, columns), as
+   psm.kernels.plane_gemm.PlaneArgs. Columns of c lie next to each other; the other distances are given. */
+
+enum { INNER_BLOCK = 256, ROW_GROUP = 384 }; /* rows of b that are packed at a time, rows of a part */
+
+struct planes {
+    const float *a, *b;
+    float *c;
+    Py_ssize_t planes, rows, inner, columns;
+    Py_ssize_t a_plane, a_row, a_inner, b_plane, b_row, b_column, c_plane, c_row;
+};
+
 /* Views of images, as psm.kernels.crop.CropArgs. */
 
 struct crop {
@@ -83,6 +97,7 @@ SIMD_TYPES
 #include "bn_relu.h"
 #include "winograd.h"
 #include "similarity.h"
+#include "plane_gemm.h"
 #include "crop.h"
 #undef SIMD_WIDTH
 #undef TARGET
@@ -95,6 +110,7 @@ SIMD_TYPES
 #include "bn_relu.h"
 #include "winograd.h"
 #include "similarity.h"
+#include "plane_gemm.h"
 #include "crop.h"
 
 /* Threads take parts one at a time. */
@@ -157,6 +173,13 @@ static const char *check_logsumexp(const struct logsumexp *args, int width)
     return NULL;
 }
 
+static const char *check_planes(const struct planes *args, int width)
+{
+    if (args->columns % (2 * width) || args->columns < 1 || args->rows < 1 || args->inner < 1 || args->planes < 1)
+        return "columns must be a multiple of two vectors, rows, inner and planes positive";
+    return NULL;
+}
+
 static const char *check_crop(const struct crop *args, int width)
 {
     (void)width;
@@ -203,8 +226,6 @@ static const char *check_crop(const struct crop *args, int width)
         Py_RETURN_NONE;                                                                                      \
     }
 
-#define CEIL_DIV(a, b) (((a) + (b)-1) / (b))
-
 KERNEL(winograd_forward, winograd, args->slots)
 KERNEL(winograd_backward, winograd, args->slots)
 KERNEL(bn_partial_stats, bn_relu, CEIL_DIV(args->rows, args->chunk_rows))
@@ -215,6 +236,7 @@ KERNEL(bn_finalize_grad, bn_relu, args->channels / CHANNEL_BLOCK)
 KERNEL(bn_grad_input, bn_relu, CEIL_DIV(args->rows, args->chunk_rows))
 KERNEL(topk_similarity, topk, CEIL_DIV(args->num_queries, args->group))
 KERNEL(logsumexp_similarity, logsumexp, CEIL_DIV(args->num_queries, args->group))
+KERNEL(plane_gemm, planes, args->planes * (args->columns / (2 * width)) * CEIL_DIV(args->rows, ROW_GROUP))
 KERNEL(crop_color, crop, args->num_views)
 
 #define ENTRY(name) {#name, py_##name, METH_VARARGS, NULL}
@@ -222,7 +244,8 @@ KERNEL(crop_color, crop, args->num_views)
 static PyMethodDef functions[] = {
     ENTRY(winograd_forward), ENTRY(winograd_backward),    ENTRY(bn_partial_stats), ENTRY(bn_finalize_stats),
     ENTRY(bn_add_relu),      ENTRY(bn_grad_partials),     ENTRY(bn_finalize_grad), ENTRY(bn_grad_input),
-    ENTRY(topk_similarity),  ENTRY(logsumexp_similarity), ENTRY(crop_color),       {NULL, NULL, 0, NULL},
+    ENTRY(topk_similarity),  ENTRY(logsumexp_similarity), ENTRY(plane_gemm),       ENTRY(crop_color),
+    {NULL, NULL, 0, NULL},
 };
 
 static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "_native", NULL, 0, functions, NULL, NULL, NULL, NULL};
