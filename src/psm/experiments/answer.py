@@ -7,6 +7,8 @@ from psm.experiments.aggregate import ExperimentResult, ResultRow, ResultTable, 
 METHOD, SUCCESSOR = "PSM", "PSM v2"
 MORE_VIEWS = f"{SUCCESSOR}, 4 views"
 CONTROL = "HCL, 4 views"  # whether it is the views or PSM v2
+NO_ROWS = f"{MORE_VIEWS}, no mined rows"  # whether it is the mined positives
+BESIDE_THE_PAPER = (SUCCESSOR, MORE_VIEWS, CONTROL, NO_ROWS)
 RANKINGS = ("table1", "successor")  # experiments whose rows are methods as they are
 
 
@@ -39,8 +41,7 @@ def _methods(table: ResultTable) -> list[ResultRow]:
     return [
         row
         for row in table.method_rows
-        if row.score(table.main_score).count
-        and (row.title in (MORE_VIEWS, CONTROL) or not row.title.startswith(changed))
+        if row.score(table.main_score).count and (row.title in BESIDE_THE_PAPER or not row.title.startswith(changed))
     ]
 
 
@@ -60,7 +61,7 @@ def _place(rows: dict[str, ResultRow], table: ResultTable) -> str:
 
 
 def _of_the_paper(rows: dict[str, ResultRow]) -> list[ResultRow]:
-    return [row for row in rows.values() if row.title not in (SUCCESSOR, MORE_VIEWS, CONTROL)]
+    return [row for row in rows.values() if row.title not in BESIDE_THE_PAPER]
 
 
 def _successor(rows: dict[str, ResultRow], table: ResultTable) -> list[str]:
@@ -74,8 +75,10 @@ def _successor(rows: dict[str, ResultRow], table: ResultTable) -> list[str]:
         else "PSM v2, which this project makes of it, with four views of each image, in twice the computation, has",
     }
     parts = [f"{text} {_beside(rows[title], best, score)}" for title, text in words.items() if title in rows]
-    if MORE_VIEWS in rows and CONTROL in rows:
-        parts.append(f"HCL with as many views has {format_stats(rows[CONTROL].score(score))} %")
+    if MORE_VIEWS in rows:
+        controls = {NO_ROWS: "without its mined positives it has", CONTROL: "HCL with as many views has"}
+        found = [(text, rows[title]) for title, text in controls.items() if title in rows]
+        parts += [f"{text} {format_stats(row.score(score))} %" for text, row in found]
     return [f"{'; '.join(parts)}."] if parts else []
 
 
