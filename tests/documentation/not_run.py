@@ -12,6 +12,7 @@ NOT_RUN = (
     ("CONTRIBUTING.md", "git add", "changes the repository"),
     ("docs/reliability.md", "make torture", "minutes to hours"),
     ("", "bash benchmarks/", "an hour of measuring"),
+    ("docs/speed.md", "python benchmarks/time_to_accuracy.py", "twenty minutes of measuring, and lightly beside it"),
     ("docs/speed.md", "python benchmarks/gpu_check.py", "minutes of measuring; tests/kernels tries what it compares"),
     ("docs/scaling.md", "python benchmarks/cost_model.py", "ten minutes of measuring"),
     ("docs/cluster.md", "torchrun", "two hosts; tests/training/test_launch.py starts torchrun on one"),
