@@ -2,8 +2,8 @@
 
 PyTorch calls MKL, which takes every CPU but Intel's for one with AVX2: on others with AVX-512 it runs at half of their
 speed. The native kernel runs there, and reads and writes matrices where they lie; elsewhere, and where shapes do not
-fit, PyTorch does. One core of an EPYC with AVX-512, the one CPU it was measured on: 207 to 254 thousand million operations
-a second where MKL does 98 to 113, with the products of 3x3 convolutions of small feature maps (``small_conv``).
+fit, PyTorch does. One core of an EPYC with AVX-512, the one CPU it was measured on: 207 to 254 thousand million
+operations a second where MKL does 98 to 113, with the products of 3x3 convolutions of small feature maps.
 """
 
 from functools import cache
