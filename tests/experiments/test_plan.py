@@ -56,7 +56,7 @@ def test_the_paper_preset_has_the_papers_settings() -> None:
 def test_the_stored_study_is_finished() -> None:
     """A setting that is new in this version, or decided by the device, renames no run."""
     records = {path.name for path in (Path(__file__).parents[2] / "study" / "records").iterdir()}
-    for run in plan("table1", preset="overnight", seeds=[0]).runs:
+    for run in (*plan("table1", preset="overnight", seeds=[0]).runs, *plan("table3").runs):
         assert f"{run.name}.{run.evaluation_hash}.json" in records
         assert "preset" not in resolved(run.settings)
 
