@@ -34,6 +34,13 @@ def test_the_grid_is_common_held_out_and_on_a_seed_of_its_own() -> None:
     assert not {entry.experiment for entry in reported.entries} & {"settle", "ingredients", "successor"}
 
 
+def test_a_point_of_the_grid_that_another_experiment_has_is_not_run_again() -> None:
+    grid, trials = (plan(name, preset="overnight", epochs=4) for name in ("settle", "combinations"))
+    shared = {run.name for run in grid.runs} & {run.name for run in trials.runs}
+    hashes = [{run.name.rpartition("-")[2] for run in found.runs} for found in (grid, trials)]
+    assert len(shared) == len(hashes[0] & hashes[1]) >= 2  # SimCLR and HCL at the shared learning rate
+
+
 @pytest.fixture
 def study(tmp_path: Path) -> Any:
     """The grid of two methods, whose best are known; the best of SimCLR is at an end of the grid."""

@@ -228,7 +228,7 @@ def _planned_run(row: Configuration, request: Request, preset: presets.Preset, d
         overrides["epochs"] = max(1, round(row.epochs_share * full["epochs"]))
         full = resolved(overrides)
     evaluation = _evaluation_settings(request.config, seed)
-    changed = _changes(full) | _own_keys(row)
+    changed = _changes(full) | _own_keys(row, common)
     identity = {k: v for k, v in full.items() if not _about_machine(k) and not _is_off(k, v)}
     words = [data_title(data).lower(), full["method"], *(_slug(k, v) for k, v in changed.items()), f"s{seed}"]
     of_baselines = ("images.", "views.size", "encoder", "stem", "data", "seed", "precision")
@@ -337,9 +337,10 @@ def _changes(full: Mapping[str, Any]) -> dict[str, Any]:
     return {k: v for k, v in of_method.items() if row.get(k) != v}
 
 
-def _own_keys(row: Configuration) -> dict[str, Any]:
-    """Keys of a row beside those of its method, except what is only measured."""
+def _own_keys(row: Configuration, common: Mapping[str, Any]) -> dict[str, Any]:
+    """Keys of a row beside those of its method, except what is only measured and what all runs have anyway."""
     others = {k: v for k, v in row.settings.items() if k != "method" and not k.startswith("monitor.")}
+    others = {k: v for k, v in others.items() if common.get(k) != v}
     return {k: v for k, v in others.items() if k.partition(".")[0] not in METHOD_GROUPS}
 
 
