@@ -244,6 +244,8 @@ def test_protocols_are_never_mixed(study: Any) -> None:
     collect_records(study)
     (result,) = load_results(study)
     assert [table.row("PSM").score("linear").count for table in result.tables] == [3, 1]
+    add_entries(study, plan("table2", preset="smoke", seeds=[0, 1, 2]).entries)  # a repeated command changes no order
+    assert [table.row("PSM").score("linear").count for table in load_results(study)[0].tables] == [3, 1]
     text = (write_report(study).parent / "table2.html").read_text()
     assert "tiny, 1 epochs" in text
     assert "tiny, 2 epochs" in text

@@ -124,15 +124,14 @@ def has_baselines(study: Study, run: PlannedRun) -> bool:
 
 
 def add_entries(study: Study, entries: Iterable[PlanEntry]) -> None:
-    """Add entries to plan.csv; an earlier entry of the same row, protocol and seed is replaced."""
+    """Add entries to plan.csv; an earlier entry of the same row, protocol and seed is replaced where it stands."""
     names = ("experiment", "data", "protocol", "title", "seed")
     rows: dict[tuple[str, ...], Row] = {
         tuple(str(row.get(name)) for name in names): dict(row) for row in read_csv(study.csv("plan"))
     }
     for entry in entries:
         row = asdict(entry)
-        rows.pop(key := tuple(str(row[name]) for name in names), None)
-        rows[key] = row
+        rows[tuple(str(row[name]) for name in names)] = row
     write_csv(study.csv("plan"), list(rows.values()))
 
 
