@@ -43,22 +43,26 @@ def test_a_point_of_the_grid_that_another_experiment_has_is_not_run_again() -> N
 
 @pytest.fixture
 def study(tmp_path: Path) -> Any:
-    """The grid of two methods, whose best are known; the best of SimCLR is at an end of the grid."""
+    """The grid of two methods, scored on 1,000 images.
+
+    SimCLR's best, at an end of the grid, is ahead of the shared rate by 6 points; PSM's is not told apart from it.
+    """
     found = plan("settle", preset="smoke", methods=["simclr", "psm"])
     study = Study(tmp_path / "study")
     add_entries(study, found.entries)
     for run in found.runs:
         lr, factor = (resolved(run.settings)[key] for key in ("optim.lr", "predictor.lr_factor"))
         if run.method == "simclr":
-            scores = (50 + 10 * lr, 40.0)
+            scores = (50 + 100 * lr, 40.0)
         else:
-            scores = (60.0 if lr == 0.06 else 55.0, 41.0 if factor == 10 else 40.0)  # a tie by the linear score
-        write_record(study.record(run.name, run.evaluation_hash), record_of(run, *scores))
+            scores = (60.0 + (factor == 10) if lr == 0.06 else 55.0, 40.0)
+        record = record_of(run, *scores) | {"test_images": 1000}
+        write_record(study.record(run.name, run.evaluation_hash), record)
     collect_records(study)
     return study
 
 
-def test_the_whole_grid_is_published_and_the_best_of_each_method_chosen(study: Any) -> None:
+def test_the_whole_grid_is_published_and_only_what_is_clearly_better_chosen(study: Any) -> None:
     page = write_report(study).parent / "settle.html"
     text = page.read_text()
     (result,) = load_results(study)
@@ -68,13 +72,13 @@ def test_the_whole_grid_is_published_and_the_best_of_each_method_chosen(study: A
     assert "held-out training images (10% of each class)" in text
     assert "on the test images" not in text
     sentence = headline(result)[0]
-    assert "simclr, lr 0.12 (51.20 %)" in sentence
-    assert "psm, predictor 10x, lr 0.06 (60.00 %)" in sentence
+    assert "simclr, lr 0.12 (62.00 %)" in sentence
+    assert "psm, lr 0.06 (60.00 %)" in sentence  # 10x the predictor's rate has 61, within one standard error
     assert "too narrow: simclr." in sentence
     assert "Δ: difference" not in text
     chosen = yaml.safe_load((page.parent / "settle.yaml").read_text())
     assert chosen["shapes"]["psm"].pop("from").startswith("settle: linear 60.00 % on held-out training images")
-    assert chosen["shapes"]["psm"] == {"optim.lr": 0.06, "predictor.lr_factor": 10.0}
+    assert chosen["shapes"]["psm"] == {"optim.lr": 0.06}
     assert chosen["shapes"]["simclr"]["optim.lr"] == 0.12
     assert (page.parent / "settle-shapes.svg").stat().st_size > 1000
 
@@ -83,7 +87,7 @@ def test_tuned_takes_the_choices_and_keys_win_over_them(study: Any) -> None:
     file = str(write_report(study).parent / "settle.yaml")
     keys = {"preset": "tuned", "data": ["shapes"], "tuned": file, "seeds": [0]}
     full = {run.title.split()[0]: resolved(run.settings) for run in plan("table1", **keys).runs}
-    assert (full["psm"]["optim.lr"], full["psm"]["predictor.lr_factor"]) == (0.06, 10.0)
+    assert (full["psm"]["optim.lr"], full["psm"]["predictor.lr_factor"]) == (0.06, 1.0)
     assert full["simclr"]["optim.lr"] == 0.12
     assert full["byol"]["optim.lr"] == 0.06  # no entry: as all
     given = plan("table1", **keys, **{"optim.lr": 0.5}, methods=["simclr"]).runs

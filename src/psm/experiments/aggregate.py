@@ -3,6 +3,7 @@
 Reads the CSV files of the study only. Imports nothing heavy.
 """
 
+import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -73,6 +74,7 @@ class ResultRow:
     highlight: bool
     group: str
     series: str
+    shared: bool  # of a grid: the settings that all methods share
     scores: Mapping[ScoreKey, SeedStats]
     differences: Mapping[ScoreKey, SeedStats]  # to the reference
     paper: tuple[float, float] | None  # top-1 and top-5
@@ -144,6 +146,25 @@ class ResultTable:
             if row.group and row.score(self.main_score).count:
                 best[row.group] = max(best.get(row.group, row), row, key=self._merit)
         return best
+
+    def chosen_rows(self) -> dict[str, ResultRow]:
+        """Of a grid the row that each group gets: the best, or the shared settings if they are within one standard error.
+
+        That is the one-standard-error rule: of what the held-out images cannot tell apart, what needs no choice.
+        """
+        best = self.best_rows()
+        shared = {row.group: row for row in self.method_rows if row.shared and row.score(self.main_score).count}
+        return {
+            group: shared[group] if group in shared and not self._is_ahead(row, shared[group]) else row
+            for group, row in best.items()
+        }
+
+    def _is_ahead(self, row: ResultRow, other: ResultRow) -> bool:
+        """True if a row is ahead by more than the standard error of the difference of two accuracies."""
+        shares = [one.score(self.main_score).mean / 100 for one in (row, other)]
+        runs = max(1, row.score(self.main_score).count)
+        error = math.sqrt(sum(share * (1 - share) for share in shares) / (runs * int(self.settings["test_images"])))
+        return shares[0] - shares[1] > error
 
     def _merit(self, row: ResultRow) -> tuple[float, float]:
         other = row.score(self.other_score)
@@ -314,6 +335,7 @@ def _row(
         highlight=bool(configuration and configuration.highlight),
         group=configuration.group if configuration else "",
         series=configuration.series if configuration else "",
+        shared=bool(configuration and configuration.shared),
         scores=scores[title],
         differences={key: stats.minus(other[key]) for key, stats in scores[title].items() if key in other},
         paper=paper,
@@ -369,11 +391,11 @@ def rank_correlation(pairs: Sequence[tuple[float, float]]) -> float | None:
 
 
 def choices(result: ExperimentResult) -> dict[str, dict[str, dict[str, Any]]]:
-    """Data -> method -> the settings of the best row of a grid, and where they come from."""
+    """Data -> method -> the settings that a grid chooses, and where they come from."""
     rows = {row.title: row for row in result.experiment.configurations}
     found: dict[str, dict[str, dict[str, Any]]] = {}
     for table in result.tables:
-        for group, best in table.best_rows().items():
+        for group, best in table.chosen_rows().items():
             score = table.main_score
             measured = f"{result.name}: {score} {format_stats(best.score(score))} % on {table.scored_on}"
             scale = (
@@ -503,7 +525,7 @@ def _summarize_sweep(table: ResultTable) -> str:
 
 def _summarize_grid(table: ResultTable) -> str:
     score, parts, edges = table.main_score, [], []
-    for group, row in table.best_rows().items():
+    for group, row in table.chosen_rows().items():
         parts.append(f"{row.title} ({format_stats(row.score(score))} %)")
         positions = [other.value for other in table.method_rows if other.group == group and other.value is not None]
         if row.value in (min(positions), max(positions)):

@@ -281,10 +281,10 @@ def _draw_sweep(result: ExperimentResult, table: ResultTable) -> Figures:
 
 
 def _draw_grid(result: ExperimentResult, table: ResultTable) -> Figures:
-    """A row per series, a column per position; the best of each group is framed, the shade is the distance to it."""
+    """A row per series, a column per position; what each group gets is framed, the shade is the distance to its best."""
     series = list(dict.fromkeys(row.series for row in table.method_rows))
     positions = sorted({row.value for row in table.method_rows if row.value is not None})
-    best, score = table.best_rows(), table.main_score
+    best, chosen, score = table.best_rows(), table.chosen_rows(), table.main_score
     figure, axis = _axes(1.1 + 0.3 * len(series), f"{SCORE_NAMES[score]} top-1 on {table.title}, %")
     for row in table.method_rows:
         if row.value is None or not row.score(score).count:
@@ -294,7 +294,7 @@ def _draw_grid(result: ExperimentResult, table: ResultTable) -> Figures:
         shade = max(0.0, 1 - (top - mean) / GRID_RANGE)
         corner = (place[0] - 0.5, place[1] - 0.5)
         axis.add_patch(Rectangle(corner, 1, 1, facecolor=BLUE, alpha=0.35 * shade, linewidth=0))
-        if row is best[row.group]:
+        if row is chosen[row.group]:
             axis.add_patch(Rectangle(corner, 1, 1, fill=False, edgecolor=ORANGE, linewidth=2, zorder=3))
         axis.text(*place, f"{mean:.1f}", ha="center", va="center", fontsize=9)
     axis.set_xticks(range(len(positions)), [f"{position:g}" for position in positions])
@@ -303,7 +303,7 @@ def _draw_grid(result: ExperimentResult, table: ResultTable) -> Figures:
     axis.set_ylim(len(series) - 0.5, -0.5)
     axis.set_xlabel(result.experiment.axis)
     axis.grid(visible=False)
-    yield "", f"{table.title}: accuracy on {table.scored_on} in percent; framed: the best of each method.", figure
+    yield "", f"{table.title}: accuracy on {table.scored_on} in percent; framed: what each method gets.", figure
 
 
 SCHEDULE_STYLES = (  # color, marker, dash

@@ -17,6 +17,7 @@ class Configuration:
     highlight: bool = False  # draw it in the highlight color
     group: str = ""  # of a grid: what one of its rows is chosen for
     series: str = ""  # of a grid or schedules: the row without its position on the axis
+    shared: bool = False  # of a grid: the settings that all methods share
     epochs_share: float = 1.0  # of the preset's epochs that its runs have
 
 
