@@ -4,13 +4,15 @@
     python study/publish.py --check    # only says what differs from the study; exit code 1 if anything does
 
 A table stands between `<!-- study: EXPERIMENT DATA -->` and `<!-- end -->`; all else in a page is left alone. Of every
-`mean ± half` in a page both must be numbers of the study, rounded: a score or a difference with its 95 % interval.
+`mean ± half` in a page both must be numbers of the study, rounded: a score or a difference with its 95 % interval. And a
+number that follows the name of a method ("HCL 67.6", "HCL's 67.6", "HCL has 67.6") must be a score of it, unless it
+stands between `<!-- outside the study -->` and `<!-- end -->`.
 """
 
 import itertools
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from psm.experiments.aggregate import ResultRow, ResultTable, SeedStats, load_results
@@ -19,6 +21,7 @@ from psm.experiments.results import Study
 STUDY = Path(__file__).resolve().parent
 PAGES = (STUDY.parent / "README.md", STUDY.parent / "docs" / "findings.md")
 MARKED = re.compile(r"(<!-- study: (\w+) ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+OUTSIDE = re.compile(r"<!-- (?:study: \w+ [\w-]+|outside the study) -->.*?<!-- end -->", re.DOTALL)
 NUMBER = re.compile(r"([+−-]?\d+\.\d+) ± (\d+\.\d+)")
 
 
@@ -94,8 +97,27 @@ def unknown_numbers(text: str, known: set[str]) -> Iterator[str]:
             yield f"{mean} ± {half}"
 
 
+def scores_of_methods() -> dict[str, set[str]]:
+    """By method every score of it in the study, rounded: as it is, and with a part or its views changed."""
+    found: dict[str, set[str]] = {}
+    for table in (table for result in load_results(Study(STUDY)) for table in result.tables):
+        for row in table.method_rows:
+            means = {f"{stats.mean:.1f}" for stats in row.scores.values() if stats.count}
+            found.setdefault(row.title.partition(",")[0], set()).update(means)
+    return {title: found[title] for title in sorted(found, key=len, reverse=True)}
+
+
+def unknown_scores(text: str, known: Mapping[str, set[str]]) -> Iterator[str]:
+    """What is said to be a score of a method, and is none in the study."""
+    names = "|".join(map(re.escape, known))
+    said = rf"(?<!\w)({names})(?:'s| has| at| is at)? (\d\d\.\d)(?!\d| ±)"
+    for method, score in re.findall(said, OUTSIDE.sub("", text)):
+        if score not in known[method]:
+            yield f"{method} {score}"
+
+
 def main(check: bool) -> int:
-    known_tables, known_numbers, wrong = tables(), numbers(), 0
+    known_tables, known_numbers, known_scores, wrong = tables(), numbers(), scores_of_methods(), 0
     for page in PAGES:
         text = page.read_text()
         new = published(text, known_tables)
@@ -103,6 +125,9 @@ def main(check: bool) -> int:
             page.write_text(new)
         if check and new != text:
             print(f"{page.name}: its tables are not those of the study: run python study/publish.py")
+            wrong += 1
+        for said in unknown_scores(new, known_scores):
+            print(f"{page.name}: {said} is no score of the study")
             wrong += 1
         for number in unknown_numbers(new, known_numbers):
             print(f"{page.name}: {number} is no number of the study")
