@@ -4,7 +4,7 @@
     python study/publish.py --check    # only says what differs from the study; exit code 1 if anything does
 
 A table stands between `<!-- study: EXPERIMENT DATA -->` and `<!-- end -->`; all else in a page is left alone. Of every
-`mean ± half` in a page both must be numbers of the study, rounded: a score or a difference with its 95 % interval. And a
+`mean ± half` in a page both must be numbers of the study, rounded: a score or a difference with its 95 % interval. A
 number that follows the name of a method ("HCL 67.6", "HCL's 67.6", "HCL has 67.6") must be a score of it, unless it
 stands between `<!-- outside the study -->` and `<!-- end -->`.
 """
