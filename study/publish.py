@@ -17,8 +17,10 @@ from pathlib import Path
 
 from psm.experiments.aggregate import ResultRow, ResultTable, SeedStats, load_results
 from psm.experiments.results import Study
+from psm.methods.plugins import load_plugins
 
 STUDY = Path(__file__).resolve().parent
+PLUGINS = (STUDY / "known_purity.py",)  # that register experiments of the study
 PAGES = (STUDY.parent / "README.md", STUDY.parent / "docs" / "findings.md")
 MARKED = re.compile(r"(<!-- study: (\w+) ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 OUTSIDE = re.compile(r"<!-- (?:study: \w+ [\w-]+|outside the study) -->.*?<!-- end -->", re.DOTALL)
@@ -117,6 +119,7 @@ def unknown_scores(text: str, known: Mapping[str, set[str]]) -> Iterator[str]:
 
 
 def main(check: bool) -> int:
+    load_plugins(map(str, PLUGINS))
     known_tables, known_numbers, known_scores, wrong = tables(), numbers(), scores_of_methods(), 0
     for page in PAGES:
         text = page.read_text()

@@ -280,6 +280,16 @@ def test_an_experiment_of_ones_own_is_a_row(tmp_path: Path, monkeypatch: pytest.
     assert "of the paper" not in text
 
 
+def test_an_experiment_of_a_plugin_that_is_not_given_is_named(
+    study: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study, _ = study
+    collect_records(study)
+    monkeypatch.delitem(EXPERIMENTS, "table2")
+    assert not load_results(study)
+    assert "table2 is left out of the pages: give the plugin" in caplog.text
+
+
 def test_rank_correlation() -> None:
     assert rank_correlation([(1, 10), (2, 20), (3, 30)]) == pytest.approx(1)
     assert rank_correlation([(1, 30), (2, 20), (3, 10)]) == pytest.approx(-1)

@@ -3,6 +3,7 @@
 Reads the CSV files of the study only. Imports nothing heavy.
 """
 
+import logging
 import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -15,6 +16,8 @@ from psm.experiments.results import GRADIENT_COLUMNS, Study, read_csv
 from psm.experiments.tuned import FROM
 from psm.utils.errors import UserError
 from psm.utils.statistics import Interval, t_interval
+
+log = logging.getLogger("psm")
 
 PURITY_METRICS = ("purity_top1", "purity_top5", "hit_top5")
 
@@ -148,7 +151,7 @@ class ResultTable:
         return best
 
     def chosen_rows(self) -> dict[str, ResultRow]:
-        """Of a grid the row that each group gets: the best, or the shared settings if they are within one standard error.
+        """Of a grid the row that each group gets: the best, or the shared settings within one standard error of it.
 
         That is the one-standard-error rule: of what the held-out images cannot tell apart, what needs no choice.
         """
@@ -218,6 +221,11 @@ def _load_results(study: Study) -> list[ExperimentResult]:
     planned: dict[str, dict[tuple[str, str], list[CsvRow]]] = {}
     for entry in read_csv(study.csv("plan")):
         planned.setdefault(entry["experiment"], {}).setdefault((entry["data"], entry["protocol"]), []).append(entry)
+    if unknown := [name for name in planned if name not in EXPERIMENTS]:
+        log.warning(
+            "%s: %s is left out of the pages: give the plugin that registers it, plugins=FILE.py",
+            study.folder, " and ".join(unknown),
+        )  # fmt: skip
     return [
         ExperimentResult(
             experiment,

@@ -281,7 +281,7 @@ def _draw_sweep(result: ExperimentResult, table: ResultTable) -> Figures:
 
 
 def _draw_grid(result: ExperimentResult, table: ResultTable) -> Figures:
-    """A row per series, a column per position; what each group gets is framed, the shade is the distance to its best."""
+    """A row per series, a column per position; what a group gets is framed, the shade is the distance to its best."""
     series = list(dict.fromkeys(row.series for row in table.method_rows))
     positions = sorted({row.value for row in table.method_rows if row.value is not None})
     best, chosen, score = table.best_rows(), table.chosen_rows(), table.main_score
