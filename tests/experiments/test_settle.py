@@ -12,7 +12,7 @@ from psm.experiments.aggregate import headline, load_results
 from psm.experiments.plan import resolved
 from psm.experiments.report import write_report
 from psm.experiments.results import Study, add_entries, collect_records, write_record
-from psm.experiments.successor import SETTLE_LRS, SETTLE_METHODS
+from psm.experiments.successor import SETTLE_LRS, SETTLE_METHODS, SHARED_LR, VARIANT_LRS
 from psm.experiments.tuned import PACKAGED, read_tuned, tuned_settings
 from psm.methods import METHODS
 from psm.utils.errors import UserError
@@ -24,7 +24,7 @@ def test_the_grid_is_common_held_out_and_on_a_seed_of_its_own() -> None:
     assert {run.seed for run in found.runs} == {100}
     for method, own in SETTLE_METHODS.items():
         runs = [resolved(run.settings) for run in found.runs if run.method == method]
-        assert len(runs) == len(SETTLE_LRS) * (1 + len(own))
+        assert len(runs) == len(SETTLE_LRS) + len(own) * len(VARIANT_LRS.get(method, (SHARED_LR,)))
         assert {run["optim.lr"] for run in runs} == set(SETTLE_LRS)
         assert {run["images.holdout"] for run in runs} == {0.1}
     assert len({run.title for run in found.runs}) == len(found.runs)  # told apart while they run
@@ -37,6 +37,8 @@ def test_the_grid_is_common_held_out_and_on_a_seed_of_its_own() -> None:
 def test_a_point_of_the_grid_that_another_experiment_has_is_not_run_again() -> None:
     grid, trials = (plan(name, preset="overnight", epochs=4) for name in ("settle", "combinations"))
     shared = {run.name for run in grid.runs} & {run.name for run in trials.runs}
+    departures = plan("departures", preset="overnight", epochs=4)
+    assert len({run.name for run in grid.runs} & {run.name for run in departures.runs}) == 8 + 3  # methods, variants
     hashes = [{run.name.rpartition("-")[2] for run in found.runs} for found in (grid, trials)]
     assert len(shared) == len(hashes[0] & hashes[1]) >= 2  # SimCLR and HCL at the shared learning rate
 
