@@ -42,8 +42,8 @@ def batch(plugin: Any, monkeypatch: pytest.MonkeyPatch) -> MiningBatch:
 
 @pytest.mark.parametrize("rule", ["known_purity", "any_known"])
 @pytest.mark.parametrize("share", [0.0, 0.75, 1.0])
-def test_rows_have_the_purity_asked_for(rule: str, share: float, batch: MiningBatch, plugin: Any) -> None:
-    found = POSITIVES.build({"rule": rule, "p": share})(batch)
+def test_rows_have_the_purity_asked_for(rule: str, share: float, batch: Any, plugin: Any) -> None:
+    found: Any = POSITIVES.build({"rule": rule, "p": share})(batch)
     same = plugin.labels()[found.ids[:, 1]] == plugin.labels()[batch.ids]
     assert float(found.metrics["row_purity"]) == pytest.approx(float(same.float().mean()))
     assert float(same.float().mean()) == pytest.approx(share, abs=0.0 if share in (0, 1) else 0.12)
@@ -51,10 +51,11 @@ def test_rows_have_the_purity_asked_for(rule: str, share: float, batch: MiningBa
     assert torch.equal(found.vectors[:, 1], batch.bank.rows[found.ids[:, 1]])
 
 
-def test_the_nearest_of_a_kind_is_taken_or_any(batch: MiningBatch, plugin: Any) -> None:
+def test_the_nearest_of_a_kind_is_taken_or_any(batch: Any, plugin: Any) -> None:
     rows, labels = batch.bank.rows[:400], plugin.labels()
     similarity = (batch.key @ rows.T).masked_fill(labels[:400] != labels[batch.ids][:, None], -2)
-    nearest, others = (POSITIVES.build({"rule": rule})(batch).ids[:, 1] for rule in ("known_purity", "any_known"))
+    found: list[Any] = [POSITIVES.build({"rule": rule})(batch) for rule in ("known_purity", "any_known")]
+    nearest, others = (positives.ids[:, 1] for positives in found)
     assert torch.equal(nearest, similarity.argmax(1))
     assert (others != nearest).float().mean() > 0.9
     assert len(others.unique()) > 100
