@@ -156,6 +156,8 @@ SHARPER: dict[str, tuple[str, str, dict[str, Any]]] = {  # title -> reference, m
     "SimCLR, PNSM a = 20": ("SimCLR", "simclr", {"sampler__name": "pnsm", "sampler__a": 20.0}),
     "SimCLR, PNSM a = 50": ("SimCLR", "simclr", {"sampler__name": "pnsm", "sampler__a": 50.0}),
     "HCL, PNSM a = 20": ("HCL", "hcl", {"sampler__name": "pnsm", "sampler__a": 20.0}),
+    "PSM, a = 5": ("PSM", "psm", {"sampler__a": 5.0}),
+    "PSM, a = 20": ("PSM", "psm", {"sampler__a": 20.0}),
     "HCL, 4 views": ("HCL", "hcl", _FOUR_VIEWS),
     "HCL, 4 views, PNSM a = 5": ("HCL, 4 views", "hcl", _FOUR_VIEWS | {"sampler__name": "pnsm", "sampler__a": 5.0}),
     "HCL, 4 views, PNSM a = 20": ("HCL, 4 views", "hcl", _FOUR_VIEWS | {"sampler__name": "pnsm", "sampler__a": 20.0}),
@@ -241,6 +243,7 @@ BESIDE_THE_PAPER = (
             for row in (
                 method_row("SimCLR", "simclr"),
                 method_row("HCL", "hcl", "SimCLR"),
+                method_row("PSM", "psm", "SimCLR"),
                 *(
                     replace(method_row(title, method, reference, **keys), highlight=False)
                     for title, (reference, method, keys) in SHARPER.items()
