@@ -1,4 +1,4 @@
-"""What purity of mined positives would pay: rows that are mined with the labels, so that their purity is known.
+"""What mining without mistakes would bring: positives and negatives that are mined with the labels.
 
     psm experiment run known-purity preset=overnight epochs=4 out=study plugins=study/known_purity.py images.root=ROOT
 
@@ -6,7 +6,7 @@ A plugin, so that no part of the package sees labels. The labels are those of CI
 """
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cache
 
 import torch
@@ -19,9 +19,11 @@ from psm.data import load_dataset
 from psm.experiments import EXPERIMENTS, Configuration, Experiment
 from psm.mining.batch import MiningBatch
 from psm.mining.draws import Draws, as_draws
+from psm.mining.negatives import Anchors, BatchCandidates, Candidates, Negatives, ViewNegatives
 from psm.mining.positives import PositiveRule, Positives, single
 
 HOLDOUT = 0.1
+TRUE = {"negatives__source": "true_views"}
 NEAREST = {"positives__k": 1, "positives__share": 1.0, "positives__start": 0.0}
 
 
@@ -102,8 +104,35 @@ class AnyKnown(KnownPurity):
         return f"key + a bank row that has the label in {self.p:.0%} of cases"
 
 
+@dataclass(frozen=True)
+class TrueCandidates(BatchCandidates):
+    """Candidates of the batch; those of images with the anchor's label are no negatives of it."""
+
+    def logits(self, anchors: Anchors, *tensors: Tensor) -> Negatives:
+        assert self.ids is not None
+        assert self.owners is not None
+        found = super().logits(anchors, *tensors)
+        of = labels().to(found.similarity.device)
+        other = of[self.owners[anchors.rows]][:, None] != of[self.ids.flatten()]
+        return found._replace(allowed=found.mask & other)
+
+
+@psm.register_part("negatives", "true_views")
+@dataclass(frozen=True)
+class TrueNegatives(ViewNegatives):
+    """Both views of the other images, without those of images with the query's label."""
+
+    def __call__(self, batch: MiningBatch, positives: Positives) -> Candidates:
+        found = super().__call__(batch, positives)
+        assert isinstance(found, BatchCandidates)
+        return TrueCandidates(**{field.name: getattr(found, field.name) for field in fields(found)})
+
+    def describe(self) -> str:
+        return "other images with another label, both views"
+
+
 def _row(title: str, reference: str | None = None, **changes: object) -> Configuration:
-    """PSM v2 with two views and with other mined rows."""
+    """PSM v2 with two views and with other mined rows, or another method."""
     keys = {name.replace("__", "."): value for name, value in changes.items()}
     return Configuration(
         title, {"method": "psmv2", "images.holdout": HOLDOUT, "monitor.purity": True, **keys}, reference
@@ -112,8 +141,8 @@ def _row(title: str, reference: str | None = None, **changes: object) -> Configu
 
 EXPERIMENTS["known-purity"] = Experiment(
     "known-purity",
-    "What purity of mined positives would pay",
-    "If a mined row had the query's label in a known share of cases: from which share on is it worth pulling to it?",
+    "What mining without mistakes would bring",
+    "If mined positives had the query's label in a known share of cases, or no negative had it: what would that bring?",
     "table",
     (
         _row("no rows", positives__k=0, monitor__purity=False),
@@ -122,10 +151,15 @@ EXPERIMENTS["known-purity"] = Experiment(
         _row("nearest, 75% right", "no rows", positives__rule="known_purity", positives__p=0.75),
         _row("nearest, 100% right", "no rows", positives__rule="known_purity", positives__p=1.0),
         _row("any row, 100% right", "no rows", positives__rule="any_known"),
+        _row("SimCLR", method="simclr", monitor__purity=False),
+        _row("SimCLR, no false negatives", "SimCLR", method="simclr", monitor__purity=False, **TRUE),
+        _row("HCL", method="hcl", monitor__purity=False),
+        _row("HCL, no false negatives", "HCL", method="hcl", monitor__purity=False, **TRUE),
     ),
     ("cifar10",),
     note="PSM v2 with two views and one mined row from the first step on, at an equal sum of weights. In the last rows "
-    "the labels choose which row it is: no method, but what the best of mining could bring.",
+    "the labels choose which row it is, or leave out negatives of the query's own label: no method, but what the best "
+    "of mining could bring.",
     in_all=False,
     seeds=(100,),
 )

@@ -22,8 +22,8 @@ from psm.methods.plugins import load_plugins
 STUDY = Path(__file__).resolve().parent
 PLUGINS = (STUDY / "known_purity.py",)  # that register experiments of the study
 PAGES = (STUDY.parent / "README.md", STUDY.parent / "docs" / "findings.md")
-MARKED = re.compile(r"(<!-- study: (\w+) ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
-OUTSIDE = re.compile(r"<!-- (?:study: \w+ [\w-]+|outside the study) -->.*?<!-- end -->", re.DOTALL)
+MARKED = re.compile(r"(<!-- study: ([\w-]+) ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+OUTSIDE = re.compile(r"<!-- (?:study: [\w-]+ [\w-]+|outside the study) -->.*?<!-- end -->", re.DOTALL)
 NUMBER = re.compile(r"([+−-]?\d+\.\d+) ± (\d+\.\d+)")
 
 

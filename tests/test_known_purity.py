@@ -12,7 +12,8 @@ import psm
 from psm.experiments.catalog import EXPERIMENTS
 from psm.methods.plugins import load_plugins
 from psm.mining.batch import MiningBatch
-from psm.mining.positives import POSITIVES
+from psm.mining.negatives import NEGATIVES, Anchors
+from psm.mining.positives import POSITIVES, ViewPositives
 
 PLUGIN = Path(__file__).parents[1] / "study" / "known_purity.py"
 IMAGES, WIDTH, CLASSES = 600, 16, 5
@@ -26,6 +27,7 @@ def plugin() -> Any:
     del sys.modules[name], EXPERIMENTS["known-purity"]  # other tests list all parts and experiments
     for rule in ("known_purity", "any_known"):
         del POSITIVES._parts[rule]
+    del NEGATIVES._parts["true_views"]
 
 
 @pytest.fixture
@@ -59,6 +61,18 @@ def test_the_nearest_of_a_kind_is_taken_or_any(batch: Any, plugin: Any) -> None:
     assert torch.equal(nearest, similarity.argmax(1))
     assert (others != nearest).float().mean() > 0.9
     assert len(others.unique()) > 100
+
+
+def test_no_negative_has_the_label_of_its_query(batch: Any, plugin: Any) -> None:
+    batch = batch._replace(query_view_key=-batch.key)
+    own = plugin.labels()[batch.ids]
+    candidates: Any = NEGATIVES.build("true_views")(batch, ViewPositives()(batch))
+    rows = slice(30, 80)
+    query = batch.query[rows]
+    found = candidates.logits(Anchors(rows, query, query, 1.0), candidates.vectors)
+    assert torch.equal(found.mask, own[rows, None] != own.repeat_interleave(2))
+    plain: Any = NEGATIVES.build("views")(batch, ViewPositives()(batch))
+    assert torch.equal(found.similarity, plain.logits(Anchors(rows, query, query, 1.0), plain.vectors).similarity)
 
 
 def test_its_experiment_is_registered_and_no_part_of_the_package_knows_it(plugin: Any) -> None:
