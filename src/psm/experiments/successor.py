@@ -273,7 +273,7 @@ BESIDE_THE_PAPER = (
     Experiment(
         "pnsm",
         "PNSM mined sharply",
-        "With the paper's a = 0.5 PNSM keeps most negatives. Does it help SimCLR and HCL with the a that held-out "
+        "With the paper's a = 0.5 PNSM keeps most negatives. Does it help SimCLR, HCL and PSM with the a that held-out "
         "images choose?",
         "table",
         (
@@ -283,6 +283,8 @@ BESIDE_THE_PAPER = (
             method_row("HCL", "hcl"),
             method_row("HCL, PNSM a = 0.5", "hcl", "HCL", sampler__name="pnsm"),
             method_row("HCL, PNSM a = 5", "hcl", "HCL", sampler__name="pnsm", sampler__a=5.0),
+            method_row("PSM", "psm"),
+            method_row("PSM, a = 20", "psm", "PSM", sampler__a=20.0),
         ),
         ("cifar10",),
         note="The values of a are the best of `negatives`, by held-out training images and a seed that is not reported "
