@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from psm.experiments.aggregate import ResultRow, ResultTable, SeedStats, load_results
+from psm.experiments.answer import RANKINGS
 from psm.experiments.results import Study
 from psm.methods.plugins import load_plugins
 
@@ -101,12 +102,15 @@ def unknown_numbers(text: str, known: set[str]) -> Iterator[str]:
 
 def scores_of_methods() -> dict[str, set[str]]:
     """By method every score of it in the study, rounded: as it is, and with a part or its views changed."""
+    results = load_results(Study(STUDY))
     found: dict[str, set[str]] = {}
-    for table in (table for result in load_results(Study(STUDY)) for table in result.tables):
+    for table in (table for result in results for table in result.tables):
         for row in table.method_rows:
             means = {f"{stats.mean:.1f}" for stats in row.scores.values() if stats.count}
             found.setdefault(row.title.partition(",")[0], set()).update(means)
-    return {title: found[title] for title in sorted(found, key=len, reverse=True)}
+    tables = [table for result in results if result.name in RANKINGS for table in result.tables]
+    methods = {row.title.partition(",")[0] for table in tables for row in table.method_rows}
+    return {title: found[title] for title in sorted(methods, key=len, reverse=True)}
 
 
 def unknown_scores(text: str, known: Mapping[str, set[str]]) -> Iterator[str]:
