@@ -11,6 +11,11 @@ NOT_RUN = (
     ("CONTRIBUTING.md", "python release/publish.py", "changes the repository; tests/test_publish.py runs it on a copy"),
     ("CONTRIBUTING.md", "git add", "changes the repository"),
     ("docs/reliability.md", "make torture", "minutes to hours"),
+    (
+        "docs/experiments.md",
+        "psm experiment run known-purity",
+        "needs the labels of CIFAR-10; tests/test_known_purity.py tries what it registers",
+    ),
     ("", "bash benchmarks/", "an hour of measuring"),
     ("docs/speed.md", "python benchmarks/time_to_accuracy.py", "twenty minutes of measuring, and lightly beside it"),
     ("docs/speed.md", "python benchmarks/gpu_check.py", "minutes of measuring; tests/kernels tries what it compares"),
