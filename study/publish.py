@@ -52,18 +52,20 @@ def most_steps(table: ResultTable) -> int:
 
 
 def markdown(table: ResultTable) -> str:
-    """Rows by their linear score, the baselines last."""
+    """Measured rows by their linear score, the baselines last."""
     compared = any(row.reference for row in table.method_rows)
     paper = table.has_paper
     heads = ["", "linear", *(["Δ"] if compared else []), "kNN", *(["Δ"] if compared else [])]
     heads += [*(["paper, linear"] if paper else []), "seeds"]
     lines = [heads, ["---"] * len(heads)]
-    for row in sorted(table.rows, key=lambda row: (row.is_baseline, -_mean(row))):
+    measured = [row for row in table.rows if row.score("linear").count]
+    for row in sorted(measured, key=lambda row: (row.is_baseline, -_mean(row))):
         cells = [row.title]
         for score in ("linear", "knn"):
             cells.append(shown(row.score(score), 1))
             if compared:
-                cells.append(shown(row.difference(score), 1, signed=True) if row.reference else "")
+                difference = row.difference(score)
+                cells.append(shown(difference, 1, signed=True) if difference.count else "")
         if paper:
             cells.append(f"{row.paper[0]:.1f}" if row.paper else "")
         lines.append([*cells, str(row.score("linear").count)])
@@ -71,7 +73,7 @@ def markdown(table: ResultTable) -> str:
 
 
 def _mean(row: ResultRow) -> float:
-    return row.score("linear").mean if row.score("linear").count else 0.0
+    return row.score("linear").mean
 
 
 def numbers() -> set[str]:
