@@ -1,8 +1,9 @@
 """What mining without mistakes would bring: positives and negatives that are mined with the labels.
 
-    psm experiment run known-purity preset=overnight epochs=4 out=study plugins=study/known_purity.py images.root=ROOT
+    psm experiment run known-purity preset=overnight epochs=4 out=study plugins=study/known_purity.py
 
-A plugin, so that no part of the package sees labels. The labels are those of CIFAR-10 under PSM_STUDY_DATA (or data/).
+A plugin, so that no part of the package sees labels. The labels are those of CIFAR-10 below data/; where it is
+elsewhere, name that folder twice: images.root=FOLDER for the images, PSM_STUDY_DATA=FOLDER before the command.
 """
 
 import os
@@ -66,11 +67,11 @@ class KnownPurity(PositiveRule):
         draws.seek(slice(0, count))
         wanted = draws.uniform(1, same.device) < self.p
         pick = torch.arange(count, device=same.device), self.choose(same == wanted, draws)
-        usable = mined.found
+        usable = mined.ids[pick] >= 0
         key = single(batch.key, batch.ids, mined=False)
         row = mined.vectors[pick].to(batch.key.dtype)[:, None]
         metrics = {
-            "row_purity": same[pick].float().mean(),
+            "row_purity": (same[pick] & usable).sum() / usable.sum().clamp(min=1),
             "row_similarity": (mined.similarity[pick] * usable).sum() / usable.sum().clamp(min=1),
         }
         return Positives(
@@ -125,7 +126,8 @@ class TrueNegatives(ViewNegatives):
     def __call__(self, batch: MiningBatch, positives: Positives) -> Candidates:
         found = super().__call__(batch, positives)
         assert isinstance(found, BatchCandidates)
-        return TrueCandidates(**{field.name: getattr(found, field.name) for field in fields(found)})
+        given = {field.name: getattr(found, field.name) for field in fields(found)}
+        return TrueCandidates(**given | {"targets": 0})  # with targets the loss would pass over ``logits`` on a GPU
 
     def describe(self) -> str:
         return "other images with another label, both views"

@@ -108,7 +108,7 @@ def scores_of_methods() -> dict[str, set[str]]:
     found: dict[str, set[str]] = {}
     for table in (table for result in results for table in result.tables):
         for row in table.method_rows:
-            means = {f"{stats.mean:.1f}" for stats in row.scores.values() if stats.count}
+            means = {f"{stats.mean:.1f}" for (_, top), stats in row.scores.items() if stats.count and top == "top1"}
             found.setdefault(row.title.partition(",")[0], set()).update(means)
     tables = [table for result in results if result.name in RANKINGS for table in result.tables]
     methods = {row.title.partition(",")[0] for table in tables for row in table.method_rows}
@@ -118,7 +118,7 @@ def scores_of_methods() -> dict[str, set[str]]:
 def unknown_scores(text: str, known: Mapping[str, set[str]]) -> Iterator[str]:
     """What is said to be a score of a method, and is none in the study."""
     names = "|".join(map(re.escape, known))
-    said = rf"(?<!\w)({names})(?:'s| has| at| is at)? (\d\d\.\d)(?!\d| ±)"
+    said = rf"(?<!\w)({names})\**(?:'s| has| at| is at)?\s+\**(\d\d\.\d)(?!\d| ±)"
     for method, score in re.findall(said, OUTSIDE.sub("", text)):
         if score not in known[method]:
             yield f"{method} {score}"
