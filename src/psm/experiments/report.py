@@ -224,8 +224,8 @@ def _write_choices(study: Study, result: ExperimentResult) -> list[str]:
         return []
     name = f"{result.name}.yaml"
     about = (
-        f"What the grid {result.name} chooses for each data set and method on held-out training images: the best, or the\n"
-        "shared settings within one standard error of it.\n"
+        f"What the grid {result.name} chooses for each data set and method on held-out training images:\n"
+        "the best, or the shared settings within one standard error of it.\n"
         "psm experiment run table1 preset=tuned tuned=THIS FILE"
     )
     write_tuned(study.report / name, found, about)
