@@ -78,7 +78,7 @@ def _environment() -> Environment:
 
 def label(name: str) -> str:
     """``Table 1`` for table1."""
-    return re.sub(r"(\d+)$", r" \1", name).capitalize()
+    return re.sub(r"(\d+)$", r" \1", name).replace("-", " ").capitalize()
 
 
 def _columns(result: ExperimentResult) -> list[TableColumns]:
@@ -311,7 +311,7 @@ def _markdown(result: ExperimentResult) -> str:
 def _markdown_table(table: ResultTable) -> list[str]:
     main, other = table.main_score, table.other_score
     paper = ["paper top-1", "paper top-5", "paper Δ"] if table.has_paper else []
-    heads = ["", *paper, f"{main} top-1", f"{main} top-5", "Δ top-1", f"{other} top-1", "seeds"]
+    heads = ["", *paper, f"{main} top-1", f"{main} top-5", "Δ top-1", f"{other} top-1", f"{other} Δ", "seeds"]
     lines = [f"| {' | '.join(heads)} |", f"| --- {'| ---: ' * (len(heads) - 1)}|"]
     for row in table.rows:
         cells = []
@@ -320,6 +320,8 @@ def _markdown_table(table: ResultTable) -> list[str]:
             cells.append(format_points(row.paper_differences[0], True) if row.paper_differences else "")
         cells += [format_stats(row.score(main)), format_stats(row.score(main, "top5"))]
         cells.append(format_stats(row.difference(main), signed=True) if row.reference else "")
-        cells += [format_stats(row.score(other)), f"{row.score(main).count} of {row.planned}"]
+        cells.append(format_stats(row.score(other)))
+        cells.append(format_stats(row.difference(other), signed=True) if row.reference else "")
+        cells.append(f"{row.score(main).count} of {row.planned}")
         lines.append(f"| {' | '.join([row.title, *cells])} |")
     return lines
