@@ -287,8 +287,8 @@ BESIDE_THE_PAPER = (
             method_row("PSM, a = 20", "psm", "PSM", sampler__a=20.0),
         ),
         ("cifar10",),
-        note="The values of a are the best of the experiment negatives, by held-out training images and a seed that is not reported "
-        "here. The rows with a = 0.5 are those of table 3.",
+        note="The values of a are the best of the experiment negatives, by held-out training images and a seed that is "
+        "not reported here. The rows with a = 0.5 are those of table 3.",
         in_all=False,
     ),
     Experiment(
