@@ -285,7 +285,7 @@ def test_an_experiment_of_a_plugin_that_is_not_given_is_named(
 ) -> None:
     study, _ = study
     collect_records(study)
-    monkeypatch.delitem(EXPERIMENTS, "table2")
+    monkeypatch.setattr("psm.experiments.aggregate.EXPERIMENTS", {})
     assert not load_results(study)
     assert "table2 is left out of the pages: give the plugin" in caplog.text
 
