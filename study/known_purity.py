@@ -67,7 +67,7 @@ class KnownPurity(PositiveRule):
         draws.seek(slice(0, count))
         wanted = draws.uniform(1, same.device) < self.p
         pick = torch.arange(count, device=same.device), self.choose(same == wanted, draws)
-        usable = mined.ids[pick] >= 0
+        usable = mined.found
         key = single(batch.key, batch.ids, mined=False)
         row = mined.vectors[pick].to(batch.key.dtype)[:, None]
         metrics = {
@@ -90,7 +90,10 @@ class KnownPurity(PositiveRule):
 @psm.register_part("positives", "any_known")
 @dataclass(frozen=True)
 class AnyKnown(KnownPurity):
-    """The same with any row of the bank, not the nearest."""
+    """The same with any row of the bank, not the nearest.
+
+    All rows are searched for, so a query has one once the bank is full and while its own image is not in it.
+    """
 
     def candidates(self, batch: MiningBatch) -> int:
         return len(batch.require_bank("positives.rule=any_known").rows)
