@@ -84,6 +84,14 @@ def test_a_folder_made_for_nothing_is_removed(tmp_path: Path) -> None:
     assert not (tmp_path / "a").exists()
 
 
+def test_a_folder_that_another_run_shares_is_left(tmp_path: Path) -> None:
+    """Two runs that make their parent together: the first one's refusal must not end in an error of rmdir."""
+    with lock_run(RunFolder(tmp_path / "runs/a"), "false", "false"):
+        (tmp_path / "runs/b").mkdir()
+    assert not (tmp_path / "runs/a").exists()
+    assert (tmp_path / "runs/b").exists()
+
+
 @pytest.mark.parametrize(
     ("resume", "overwrite", "says"),
     [

@@ -1,8 +1,8 @@
 """Taking a run folder for writing: one process at a time, and never over the files of something else."""
 
 import shutil
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from psm.utils.errors import UserError
@@ -43,8 +43,14 @@ def lock_run(run: RunFolder, resume: str, overwrite: str) -> Iterator[None]:
         finally:
             if not run.used:
                 run.marker.unlink(missing_ok=True)
-                for folder in missing:
-                    folder.rmdir()
+                remove_empty(missing)
+
+
+def remove_empty(folders: Iterable[Path]) -> None:
+    """Remove these folders, the innermost first, up to one that another process has put something into meanwhile."""
+    with suppress(OSError):
+        for folder in folders:
+            folder.rmdir()
 
 
 @contextmanager
