@@ -21,6 +21,10 @@ from psm.kernels import basic_block, bn_relu, plane_gemm, runtime, small_conv, w
 
 _active: ContextVar[bool] = ContextVar("active", default=False)
 
+# Context in which no ``__torch_function__`` is called, that of ``FastLayers`` among them: it is asked for each
+# attribute of a tensor, hundreds of times in a step.
+native_code = torch._C.DisableTorchFunction
+
 
 @contextmanager
 def optimize(model: nn.Module) -> Iterator[nn.Module]:
@@ -34,7 +38,8 @@ def optimize(model: nn.Module) -> Iterator[nn.Module]:
         yield model
         return
     runtime.warn_if_not_built()
-    replaced = [] if _is_compiled(model) else [m for m in model.modules() if _has_fast_forward(m)]
+    modules = _modules(model)
+    replaced = [] if _any_compiled(modules) else [m for m in modules if _has_fast_forward(m)]
     for module in replaced:
         module.forward = partial(_forward, module)
     outer = _active.set(True)
@@ -99,8 +104,9 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 def bn_add_relu(bn: nn.Module, x: Tensor, residual: Tensor | None = None) -> Tensor:
     """``relu(bn(x) + residual)``, fused where that is supported."""
-    if _may_run() and isinstance(bn, nn.BatchNorm2d) and bn_relu.supports(bn, x, residual):
-        return bn_relu.bn_add_relu(bn, x, residual)
+    with native_code():
+        if _may_run() and isinstance(bn, nn.BatchNorm2d) and bn_relu.supports(bn, x, residual):
+            return bn_relu.bn_add_relu(bn, x, residual)
     out = bn(x)
     return functional.relu(out if residual is None else out.add_(residual), inplace=True)
 
@@ -112,8 +118,9 @@ def can_fuse_block(block: nn.Module, x: Tensor) -> bool:
 
 def basic_block_forward(block: Any, x: Tensor) -> Tensor:
     """``psm.models`` ``BasicBlock.forward``."""
-    if can_fuse_block(block, x):
-        return basic_block.fused_block(block, x)
+    with native_code():
+        if can_fuse_block(block, x):
+            return basic_block.fused_block(block, x)
     out = bn_add_relu(block.bn1, block.conv1(x))
     return bn_add_relu(block.bn2, block.conv2(out), block.downsample(x))
 
@@ -150,9 +157,21 @@ def _has_fast_forward(module: nn.Module) -> bool:
     return kind.__module__.startswith("psm.models.") and kind.__name__ in FORWARDS and "forward" not in vars(module)
 
 
-def _is_compiled(model: nn.Module) -> bool:
-    """True if a part of the model was compiled by ``torch.compile``: another ``forward`` would compile it again."""
-    return any(module._compiled_call_impl is not None for module in model.modules())
+def _modules(model: nn.Module) -> list[nn.Module]:
+    """The modules of a model. At every step, so without the names and generators of ``nn.Module.modules``."""
+    found = {model: None}  # in order
+    waiting = [model]
+    while waiting:
+        for module in waiting.pop()._modules.values():
+            if module is not None and module not in found:
+                found[module] = None
+                waiting.append(module)
+    return list(found)
+
+
+def _any_compiled(modules: list[nn.Module]) -> bool:
+    """True if one of them was compiled by ``torch.compile``: another ``forward`` would compile it again."""
+    return any(module._compiled_call_impl is not None for module in modules)
 
 
 def _may_run() -> bool:

@@ -89,13 +89,19 @@ def launch(kernel: str, struct: type[ctypes.Structure], **given: Tensor | float 
         struct: the type of its arguments, by ``make_struct``.
         given: fields of the struct; those not given are NULL or 0.
     """
-    fields = struct()
+    fields, tensors = struct(), {}
     for key, value in given.items():
         if not hasattr(struct, key):
             raise TypeError(f"{kernel} has no {key}")
-        if isinstance(value, Tensor) and not is_plain_float(value):
-            raise TypeError(f"{kernel} takes float32 tensors in CPU memory, which {key} is not")
-        setattr(fields, key, value.data_ptr() if isinstance(value, Tensor) else value)
+        if isinstance(value, Tensor):
+            tensors[key] = value
+        else:
+            setattr(fields, key, value)
+    if not is_plain_float(*tensors.values()):
+        other = ", ".join(key for key, value in tensors.items() if not is_plain_float(value))
+        raise TypeError(f"{kernel} takes float32 tensors in CPU memory, which {other} is not")
+    for key, value in tensors.items():
+        setattr(fields, key, value.data_ptr())
     address, size = ctypes.addressof(fields), ctypes.sizeof(fields)
     try:
         getattr(_native, kernel)(native_width(), torch.get_num_threads(), gomp_parallel(), address, size)
@@ -105,18 +111,18 @@ def launch(kernel: str, struct: type[ctypes.Structure], **given: Tensor | float 
 
 def is_plain_float(*tensors: Tensor | None) -> bool:
     """True if all are float32 tensors with data in CPU memory (no subclass, sparse layout or functorch wrapper)."""
-    return not torch._C._are_functorch_transforms_active() and all(
-        x is None
-        or (
-            type(x) in (Tensor, torch.nn.Parameter)
-            and x.dtype == torch.float32
-            and x.device.type == "cpu"
-            and x.layout == torch.strided
-            and not x.is_neg()
-            and not x._is_zerotensor()
-        )
-        for x in tensors
-    )
+    if torch._C._are_functorch_transforms_active():
+        return False
+    for x in tensors:  # a plain loop: this is asked hundreds of times a step
+        if x is None:
+            continue
+        if type(x) is not Tensor and type(x) is not torch.nn.Parameter:
+            return False
+        if not x.is_cpu or x.dtype is not torch.float32 or x.layout is not torch.strided:
+            return False
+        if x.is_neg() or x._is_zerotensor():
+            return False
+    return True
 
 
 def empty(*shape: int) -> Tensor:
