@@ -13,7 +13,8 @@ from torch import nn
 from psm import ops
 from psm.kernels import small_conv
 from psm.kernels.dispatch import optimize
-from psm.kernels.small_conv import TOOM_COOK, is_small_strided_1x1, kernel_windows, transforms
+from psm.kernels.small_conv import TOOM_COOK, is_small_strided_1x1, kernel_windows
+from psm.kernels.transforms import as_tensor, over_both_axes
 from psm.models import factory
 
 FORMATS = (torch.contiguous_format, torch.channels_last)
@@ -205,7 +206,8 @@ def test_autocast_is_torch_s(size: Any) -> None:
 
 def test_transforms_made_in_inference_mode_serve_training() -> None:
     layer, maps = nn.Conv2d(4, 6, 3, padding=1), torch.randn(2, 4, 4, 4)
-    transforms.cache_clear()
+    as_tensor.cache_clear()
+    over_both_axes.cache_clear()
     with optimize(layer):
         with torch.inference_mode():
             layer(maps)
@@ -215,6 +217,7 @@ def test_transforms_made_in_inference_mode_serve_training() -> None:
 
 def test_transforms_stay_on_the_cpu_whatever_the_default_device() -> None:
     layer, maps = nn.Conv2d(4, 6, 3, padding=1), torch.randn(2, 4, 4, 4)
-    transforms.cache_clear()
+    as_tensor.cache_clear()
+    over_both_axes.cache_clear()
     with optimize(layer), torch.device("meta"):
         assert layer(maps).device.type == "cpu"

@@ -20,9 +20,9 @@ MIN_FLOATS = 2**20  # of feature maps; below, the overhead of launches outweighs
 
 BatchNormArgs = make_struct(
     "BatchNormArgs",
-    "x residual grad_out y grad_x grad_residual bn residual_bn partials",
+    "x residual grad_out y grad_x grad_residual bn residual_bn partials running_mean running_var",
     "rows channels chunk_rows",
-    numbers="eps",
+    numbers="eps momentum",
 )
 # Rows of a batch norm's state (BN_ROWS, channels); the others are intermediate values (csrc/simd.h).
 WEIGHT, BIAS, MEAN, VARIANCE, GRAD_WEIGHT, GRAD_BIAS, BN_ROWS = 0, 1, 2, 3, 9, 10, 11
@@ -44,7 +44,9 @@ def is_plain_bn(bn: nn.Module) -> bool:
         and bn.num_batches_tracked is not None
         and bn.momentum is not None
         and bn.num_features % CHANNEL_BLOCK == 0
-        and is_plain_float(bn.weight, bn.bias)
+        and is_plain_float(bn.weight, bn.bias, bn.running_mean, bn.running_var)
+        and bn.running_mean.is_contiguous()
+        and bn.running_var.is_contiguous()
         and not has_hooks(bn)
     )
 
@@ -116,13 +118,10 @@ def bn_state(module: nn.BatchNorm2d) -> Tensor:
 
 def finalize_stats(module: nn.BatchNorm2d, x: Tensor, bn: Tensor, chunks: dict[str, Any]) -> None:
     """Mean, variance and scale from the partial sums of ``chunks``; updates the running statistics."""
-    launch("bn_finalize_stats", BatchNormArgs, x=x, bn=bn, eps=module.eps, **chunks)
-    rows, running = chunks["rows"], (module.num_batches_tracked, module.running_mean, module.running_var)
-    count, mean, variance = (buffer for buffer in running if buffer is not None)  # all three by is_plain_bn
-    momentum = module.momentum or 0.0
-    count.add_(1)
-    mean.lerp_(bn[MEAN], momentum)
-    variance.lerp_(bn[VARIANCE] * (rows / (rows - 1)), momentum)
+    assert module.num_batches_tracked is not None  # by is_plain_bn, as both running statistics
+    module.num_batches_tracked.add_(1)
+    running = {"running_mean": module.running_mean, "running_var": module.running_var, "momentum": module.momentum}
+    launch("bn_finalize_stats", BatchNormArgs, x=x, bn=bn, eps=module.eps, **running, **chunks)
 
 
 def image_chunks(x: Tensor, partials: Tensor) -> dict[str, Any]:

@@ -135,7 +135,8 @@ def bottleneck_forward(block: Any, x: Tensor) -> Tensor:
 def resnet_forward(network: Any, x: Tensor) -> Tensor:
     """``psm.models`` ``ResNet.forward``."""
     x = network.maxpool(bn_add_relu(network.bn1, network.conv1(x)))
-    return network.layer4(network.layer3(network.layer2(network.layer1(x)))).mean((2, 3))
+    x = network.layer4(network.layer3(network.layer2(network.layer1(x))))
+    return x.permute(0, 2, 3, 1).flatten(1, 2).mean(1)  # so that the gradient is channels-last, as x is
 
 
 FORWARDS: dict[str, Callable[[Any, Tensor], Tensor]] = {

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch.nn import functional
 
 from psm.kernels.runtime import empty, is_plain_float, launch, make_struct, simd_width
@@ -27,14 +28,14 @@ PlaneArgs = make_struct(
 def plane_products(inputs: Tensor, weights: Tensor) -> Tensor:
     """``inputs[:, p] @ weights[p]`` of all planes p: (N, P, C) by (P, C, O) to (N, P, O)."""
     if supports(inputs, weights):
-        return PlaneProducts.apply(inputs, weights)
+        return _with_gradients(inputs, weights)
     return _plain(inputs, weights)
 
 
 def matmul(a: Tensor, b: Tensor) -> Tensor:
     """``a @ b`` of two matrices."""
     planes = a[:, None], b[None]
-    return PlaneProducts.apply(*planes)[:, 0] if supports(*planes) else a @ b
+    return _with_gradients(*planes)[:, 0] if supports(*planes) else a @ b
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -42,7 +43,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     if x.ndim > 1 and weight.ndim == 2:
         planes = x.flatten(0, -2)[:, None], weight.t()[None]
         if supports(*planes):
-            out = PlaneProducts.apply(*planes).view(*x.shape[:-1], len(weight))
+            out = _with_gradients(*planes).view(*x.shape[:-1], len(weight))
             return out if bias is None else out + bias
     return functional.linear(x, weight, bias)
 
@@ -73,6 +74,12 @@ def mkl_has_avx512() -> bool:
         return "GenuineIntel" in Path("/proc/cpuinfo").read_text(encoding="utf-8")
     except OSError:
         return True
+
+
+def _with_gradients(inputs: Tensor, weights: Tensor) -> Tensor:
+    if (torch.is_grad_enabled() and (inputs.requires_grad or weights.requires_grad)) or forward_ad._current_level >= 0:
+        return PlaneProducts.apply(inputs, weights)
+    return _products(inputs, weights)
 
 
 class PlaneProducts(torch.autograd.Function):

@@ -89,19 +89,13 @@ def launch(kernel: str, struct: type[ctypes.Structure], **given: Tensor | float 
         struct: the type of its arguments, by ``make_struct``.
         given: fields of the struct; those not given are NULL or 0.
     """
-    fields, tensors = struct(), {}
-    for key, value in given.items():
-        if not hasattr(struct, key):
-            raise TypeError(f"{kernel} has no {key}")
-        if isinstance(value, Tensor):
-            tensors[key] = value
-        else:
-            setattr(fields, key, value)
+    tensors = {key: value for key, value in given.items() if isinstance(value, Tensor)}
     if not is_plain_float(*tensors.values()):
         other = ", ".join(key for key, value in tensors.items() if not is_plain_float(value))
         raise TypeError(f"{kernel} takes float32 tensors in CPU memory, which {other} is not")
-    for key, value in tensors.items():
-        setattr(fields, key, value.data_ptr())
+    fields = struct(**given | {key: value.data_ptr() for key, value in tensors.items()})
+    if vars(fields):  # what is no field becomes an attribute
+        raise TypeError(f"{kernel} has no {', '.join(vars(fields))}")
     address, size = ctypes.addressof(fields), ctypes.sizeof(fields)
     try:
         getattr(_native, kernel)(native_width(), torch.get_num_threads(), gomp_parallel(), address, size)

@@ -15,15 +15,13 @@ measures the speed, ``docs/speed.md`` has the figures. ``dispatch`` chooses betw
 """
 
 from fractions import Fraction
-from functools import cache
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from psm.kernels.plane_gemm import linear, matmul, plane_products
-
-Matrix = tuple[tuple[float, ...], ...]
+from psm.kernels.plane_gemm import linear, plane_products
+from psm.kernels.transforms import Matrix, transform_pixels, weight_planes
 
 
 class ToomCook(NamedTuple):
@@ -58,25 +56,13 @@ TOOM_COOK = {
 }
 
 
-@cache
-def transforms(rows: ToomCook, columns: ToomCook, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
-    """B, G and A over both axes."""
-    with torch.inference_mode(False):
-        axes = ([torch.tensor(m, dtype=torch.double, device="cpu") for m in axis] for axis in (rows, columns))
-        b, g, a = (torch.kron(x, y).to(dtype) for x, y in zip(*axes, strict=True))
-        return b, g, a
-
-
 def toom_cook_conv(x: Tensor, weight: Tensor, bias: Tensor | None, rows: ToomCook, columns: ToomCook) -> Tensor:
     """The convolution of x (N, C, h, w) by the Toom-Cook matrices of its rows and columns."""
-    b, g, a = transforms(rows, columns, x.dtype)
-    batch, out_channels, in_channels = len(x), *weight.shape[:2]
-    inputs = torch.bmm(b.expand(batch, -1, -1), x.permute(0, 2, 3, 1).flatten(1, 2))
-    weights = matmul(g, weight.permute(2, 3, 0, 1).reshape(9, -1)).view(-1, out_channels, in_channels)
-    products = plane_products(inputs, weights.transpose(1, 2))
-    out = torch.bmm(a.expand(batch, -1, -1), products)
+    inputs = transform_pixels(x.permute(0, 2, 3, 1).flatten(1, 2), rows.b, columns.b)
+    weights = weight_planes(weight, rows.g, columns.g)
+    out = transform_pixels(plane_products(inputs, weights.transpose(1, 2)), rows.a, columns.a)
     out = out if bias is None else out + bias
-    return out.view(batch, len(rows.a), len(columns.a), out_channels).permute(0, 3, 1, 2)
+    return out.view(len(x), len(rows.a), len(columns.a), len(weight)).permute(0, 3, 1, 2)
 
 
 def kernel_windows(size: int, kernel: int, stride: int, padding: int) -> list[slice] | None:

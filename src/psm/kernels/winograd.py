@@ -10,16 +10,15 @@ that these stay in the cache. ``benchmarks/convolutions.py`` measures the speed,
 """
 
 import math
-from functools import cache
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from psm.kernels.plane_gemm import matmul
 from psm.kernels.runtime import channels_last, empty, is_plain_float, launch, make_struct, simd_width
-from psm.kernels.small_conv import TOOM_COOK, Matrix, matrix
+from psm.kernels.small_conv import TOOM_COOK, matrix
+from psm.kernels.transforms import Matrix, transform_grad_weight, transform_weight
 
 TILE = 4  # pixels along the side of an output tile
 TILE_BLOCK = 36  # tiles at a time
@@ -57,6 +56,7 @@ TILINGS = {  # by stride
     1: Tiling(1, TOOM_COOK[4, 3, 1, 1].g),
     2: Tiling(2, matrix("0 1 0," * 4 + "1 0 0, 1 0 1, 1 0 -2/3, 1 0 -3/2, 0 0 1")),
 }
+_ONE_TAP: Matrix = ((1.0,),)  # of a 1x1 convolution, which is only packed
 
 
 def supports(x: Tensor, weight: Tensor, stride: int) -> bool:
@@ -112,8 +112,8 @@ def conv_forward(
     """The convolution; further fields of ``WinogradArgs`` are read from or written to the tensors given."""
     out = empty_output(x, weight, tiling)
     if shortcut_weight is not None:
-        given["shortcut_weight"] = _pack(shortcut_weight.transpose(0, 1))
-    transformed = _transform_weight(weight.transpose(0, 1), tiling)
+        given["shortcut_weight"] = transform_weight(shortcut_weight.transpose(0, 1), _ONE_TAP, packed=True)
+    transformed = transform_weight(weight.transpose(0, 1), tiling.g, packed=True)
     _launch("winograd_forward", tiling, x, weight.shape[0], weight=transformed, out=out, **given)
     return out
 
@@ -136,49 +136,21 @@ def conv_backward(
     grad_transformed = empty(slots, tiling.planes, out_channels, in_channels) if needs_weight else None
     grad_shortcut = None
     if shortcut_weight is not None:
-        given["shortcut_weight"] = _pack(shortcut_weight)
+        given["shortcut_weight"] = transform_weight(shortcut_weight, _ONE_TAP, packed=True)
         grad_shortcut = given["grad_shortcut_weight"] = empty(slots, out_channels, in_channels)
-    transformed = _transform_weight(weight, tiling)
+    transformed = transform_weight(weight, tiling.g, packed=True)
     given["grad_weight"] = grad_transformed
     _launch("winograd_backward", tiling, x, out_channels, weight=transformed, **given)
-    grad_weight = None if grad_transformed is None else _transform_grad_weight(grad_transformed, weight, tiling)
+    grad_weight = None if grad_transformed is None else transform_grad_weight(grad_transformed, weight, tiling.g)
     if shortcut_weight is None or grad_shortcut is None:
         return grad_weight, None
-    return grad_weight, torch.empty_like(shortcut_weight).copy_(grad_shortcut.sum(0)[..., None, None])
+    return grad_weight, transform_grad_weight(grad_shortcut, shortcut_weight, _ONE_TAP)
 
 
 def empty_output(x: Tensor, weight: Tensor, tiling: Tiling) -> Tensor:
     """Uninitialized channels-last memory for the output."""
     height, width = (side // tiling.stride for side in x.shape[2:])
     return empty(len(x), height, width, len(weight)).permute(0, 3, 1, 2)
-
-
-@cache
-def _g(tiling: Tiling) -> Tensor:
-    """G over both axes, (planes, 9)."""
-    with torch.inference_mode(False):
-        line = torch.tensor(tiling.g, dtype=torch.double, device="cpu")
-        return torch.kron(line, line).float()
-
-
-def _pack(weight: Tensor) -> Tensor:
-    """Weight (inner, columns, h, w) as the GEMM reads it: a row for each tap, (pairs of vectors, inner, pair) each."""
-    pairs = weight.permute(2, 3, 0, 1).unflatten(3, (-1, 2 * (simd_width() or 1))).transpose(2, 3)
-    return pairs.reshape(weight.shape[2] * weight.shape[3], -1).contiguous()
-
-
-def _transform_weight(weight: Tensor, tiling: Tiling) -> Tensor:
-    """G applied to a weight (inner, columns, 3, 3) and packed, a row for each plane."""
-    with torch.autocast("cpu", enabled=False):  # which may be on where a gradient is taken
-        return matmul(_g(tiling), _pack(weight))
-
-
-def _transform_grad_weight(grad_transformed: Tensor, weight: Tensor, tiling: Tiling) -> Tensor:
-    """grad_weight, in the weight's memory format, from its transform (slots, planes, O, C)."""
-    with torch.autocast("cpu", enabled=False):
-        sums = _g(tiling).T.repeat(1, len(grad_transformed))  # over slots too
-        total = matmul(sums, grad_transformed.flatten(0, 1).flatten(1))
-    return torch.empty_like(weight).copy_(total.view(3, 3, *weight.shape[:2]).permute(2, 3, 0, 1))
 
 
 def _images(shape: tuple[int, ...], tiling: Tiling) -> int:

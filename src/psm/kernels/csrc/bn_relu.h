@@ -33,7 +33,8 @@ TARGET static void NAME(bn_partial_stats)(const void *given, Py_ssize_t chunk)
     }
 }
 
-/* For a block of channels: mean and (biased) variance from the partials of all chunks, then scale and shift. */
+/* For a block of channels: mean and (biased) variance from the partials of all chunks, then scale and shift; the running
+   statistics follow, that of the variance unbiased. */
 TARGET static void NAME(bn_finalize_stats)(const void *given, Py_ssize_t part)
 {
     BN_ARGS
@@ -62,6 +63,11 @@ TARGET static void NAME(bn_finalize_stats)(const void *given, Py_ssize_t part)
         *BN_ROW(at, INV_STD, channels) = (float)inv_std;
         *BN_ROW(at, SCALE, channels) = (float)scale;
         *BN_ROW(at, SHIFT, channels) = (float)(*BN_ROW(at, BIAS, channels) - mean[c] * scale);
+        if (args->running_mean) {
+            float *running_mean = args->running_mean + channel + c, *running_var = args->running_var + channel + c;
+            *running_mean += (float)(args->momentum * (mean[c] - *running_mean));
+            *running_var += (float)(args->momentum * (variance * args->rows / (args->rows - 1) - *running_var));
+        }
     }
 }
 

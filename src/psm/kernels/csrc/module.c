@@ -1,5 +1,5 @@
 /* CPU kernels for x86-64, compiled for AVX2 and for AVX-512. See winograd.py, bn_relu.py, basic_block.py, similarity.py,
-plane_gemm.py and crop.py.
+plane_gemm.py, transforms.py and crop.py.
 
 Addresses and sizes come from Python; nothing here depends on torch. Threads are those of torch's OpenMP library. */
 
@@ -27,8 +27,9 @@ struct bn_relu {
     float *y, *grad_x, *grad_residual;
     float *bn, *residual_bn; /* (11, channels), the rows of simd.h */
     float *partials;         /* (chunks, PARTIALS, channels) */
+    float *running_mean, *running_var;
     Py_ssize_t rows, channels, chunk_rows;
-    double eps;
+    double eps, momentum;
 };
 
 /* A 3x3 convolution, as psm.kernels.winograd.WinogradArgs. */
@@ -47,6 +48,26 @@ struct winograd {
     Py_ssize_t batch, height, width, in_channels, out_channels, stride;
     Py_ssize_t accumulate;                               /* adds to grad_x instead of overwriting it */
     Py_ssize_t slots, images, tile_block, plane_padding; /* parts, images and tiles at a time, floats between planes */
+};
+
+/* A convolution's weight (inner, columns, taps, taps) of any strides, and its transform by G (elements, taps), as
+   psm.kernels.transforms.WeightArgs. */
+
+struct weights {
+    float *weight, *transformed;
+    const float *g;
+    Py_ssize_t inner, columns, taps, elements, slots, packed;
+    Py_ssize_t inner_stride, column_stride, row_stride, tap_stride;
+};
+
+/* Feature maps (images, inputs, channels) times a matrix (outputs, inputs) each, as psm.kernels.transforms.PixelArgs. */
+
+enum { MAX_PIXELS = 64 }; /* of an image, before and after */
+
+struct pixels {
+    const float *x, *matrix;
+    float *out;
+    Py_ssize_t images, inputs, outputs, channels;
 };
 
 /* Reductions over similarities with a bank, as psm.kernels.similarity.TopkArgs and LogSumExpArgs. */
@@ -96,6 +117,7 @@ struct crop {
 SIMD_TYPES
 #include "bn_relu.h"
 #include "winograd.h"
+#include "transforms.h"
 #include "similarity.h"
 #include "plane_gemm.h"
 #include "crop.h"
@@ -109,6 +131,7 @@ SIMD_TYPES
 SIMD_TYPES
 #include "bn_relu.h"
 #include "winograd.h"
+#include "transforms.h"
 #include "similarity.h"
 #include "plane_gemm.h"
 #include "crop.h"
@@ -146,6 +169,25 @@ static const char *check_winograd(const struct winograd *args, int width)
         return "height and width must be multiples of the input step of a tile";
     if (args->in_channels % multiple || args->out_channels % multiple || args->tile_block % 12)
         return "channels must be multiples of two vectors (of 32 with batch norm), tile_block of 12";
+    return NULL;
+}
+
+static const char *check_weights(const struct weights *args, int width)
+{
+    if (args->columns % (2 * width) || args->columns < 1 || args->inner < 1 || args->slots < 1)
+        return "columns must be a multiple of two vectors, inner and slots positive";
+    const Py_ssize_t taps = args->taps, elements = args->elements;
+    if (!(taps == 1 && elements == 1) && !(taps == 3 && (elements == 3 || elements == 5 || elements == 6 || elements == 9)))
+        return "elements must be 1 of one tap, or 3, 5, 6 or 9 of three";
+    return NULL;
+}
+
+static const char *check_pixels(const struct pixels *args, int width)
+{
+    if (args->channels % width || args->channels < 1 || args->images < 1)
+        return "channels must be a multiple of a vector, images positive";
+    if (args->inputs < 1 || args->outputs < 1 || args->inputs > MAX_PIXELS || args->outputs > MAX_PIXELS)
+        return "inputs and outputs must be 1 to 64";
     return NULL;
 }
 
@@ -228,6 +270,9 @@ static const char *check_crop(const struct crop *args, int width)
 
 KERNEL(winograd_forward, winograd, args->slots)
 KERNEL(winograd_backward, winograd, args->slots)
+KERNEL(transform_weight, weights, args->columns / (2 * width))
+KERNEL(transform_grad_weight, weights, args->inner)
+KERNEL(transform_pixels, pixels, args->images)
 KERNEL(bn_partial_stats, bn_relu, CEIL_DIV(args->rows, args->chunk_rows))
 KERNEL(bn_finalize_stats, bn_relu, args->channels / CHANNEL_BLOCK)
 KERNEL(bn_add_relu, bn_relu, CEIL_DIV(args->rows, args->chunk_rows))
@@ -242,9 +287,10 @@ KERNEL(crop_color, crop, args->num_views)
 #define ENTRY(name) {#name, py_##name, METH_VARARGS, NULL}
 
 static PyMethodDef functions[] = {
-    ENTRY(winograd_forward), ENTRY(winograd_backward),    ENTRY(bn_partial_stats), ENTRY(bn_finalize_stats),
-    ENTRY(bn_add_relu),      ENTRY(bn_grad_partials),     ENTRY(bn_finalize_grad), ENTRY(bn_grad_input),
-    ENTRY(topk_similarity),  ENTRY(logsumexp_similarity), ENTRY(plane_gemm),       ENTRY(crop_color),
+    ENTRY(winograd_forward),  ENTRY(winograd_backward),    ENTRY(transform_weight), ENTRY(transform_grad_weight),
+    ENTRY(bn_partial_stats),  ENTRY(bn_finalize_stats),    ENTRY(bn_add_relu),      ENTRY(bn_grad_partials),
+    ENTRY(bn_finalize_grad),  ENTRY(bn_grad_input),        ENTRY(topk_similarity),  ENTRY(logsumexp_similarity),
+    ENTRY(plane_gemm),        ENTRY(crop_color),           ENTRY(transform_pixels),
     {NULL, NULL, 0, NULL},
 };
 

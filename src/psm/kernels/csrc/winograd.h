@@ -1,6 +1,6 @@
 /* 3x3 convolutions by Winograd F(4x4, 3x3): out = A' [(G w G') * (B' x B)] A, tile by tile.
 
-B and A are the Toom-Cook matrices of the input and of the output; G, that of the weight, is applied in Python. The
+B and A are the Toom-Cook matrices of the input and of the output; G, that of the weight, is applied in transforms.h. The
 transformed tiles lie in planes, one for each element of a tile, of (tiles, channels) each, and each plane is a GEMM.
 
 The input may come through a batch norm, relu(bn(x)), and the gradient of the output from one: both are computed where
