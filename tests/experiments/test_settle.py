@@ -9,11 +9,13 @@ import yaml
 
 from experiments.records import plan, record_of
 from psm.experiments.aggregate import headline, load_results
+from psm.experiments.catalog import EXPERIMENTS
 from psm.experiments.plan import resolved
 from psm.experiments.report import write_report
 from psm.experiments.results import Study, add_entries, collect_records, write_record
-from psm.experiments.successor import SETTLE_LRS, SETTLE_METHODS, SHARED_LR, VARIANT_LRS
+from psm.experiments.rows import TITLES
 from psm.experiments.tuned import PACKAGED, read_tuned, tuned_settings
+from psm.experiments.tuning import SETTLE_LRS, SETTLE_METHODS, SHARED_LR, VARIANT_LRS
 from psm.methods import METHODS
 from psm.utils.errors import UserError
 
@@ -41,6 +43,25 @@ def test_a_point_of_the_grid_that_another_experiment_has_is_not_run_again() -> N
     assert len({run.name for run in grid.runs} & {run.name for run in departures.runs}) == 8 + 3  # methods, variants
     hashes = [{run.name.rpartition("-")[2] for run in found.runs} for found in (grid, trials)]
     assert len(shared) == len(hashes[0] & hashes[1]) >= 2  # SimCLR and HCL at the shared learning rate
+
+
+def test_tuned_has_each_method_of_the_file_as_all_and_with_its_settings() -> None:
+    rows = {row.title: row for row in EXPERIMENTS["tuned"].configurations}
+    entries = read_tuned()["cifar10"]
+    assert entries
+    assert len(rows) == 2 * len(entries)
+    for method in entries:
+        shared, tuned = rows[TITLES[method]], rows[f"{TITLES[method]}, tuned"]
+        assert tuned.reference == shared.title
+        changed = {key: value for key, value in tuned.settings.items() if shared.settings.get(key) != value}
+        assert changed == tuned_settings(read_tuned(), "cifar10", method)
+
+
+def test_tuned_shares_its_runs_with_table1_as_all_and_tuned() -> None:
+    found = {run.name for run in plan("tuned", preset="overnight").runs}
+    of_tables = {run.name for preset in ("overnight", "tuned") for run in plan("table1", preset=preset).runs}
+    successors = {name for name in found if "psmv2" in name}
+    assert found - successors <= of_tables
 
 
 @pytest.fixture

@@ -9,12 +9,14 @@ from psm.experiments.rows import (
     EQUAL_SUM,
     EQUAL_SUM_NOTE,
     PSM_WEIGHTS,
+    TITLES,
     Configuration,
     Experiment,
     method_row,
     psm_row,
 )
-from psm.experiments.successor import BESIDE_THE_PAPER
+from psm.experiments.successor import SUCCESSOR
+from psm.experiments.tuning import TUNING
 from psm.utils.errors import UserError, did_you_mean
 
 __all__ = ["EXPERIMENTS", "PSM_WEIGHTS", "Configuration", "Experiment", "find"]
@@ -28,18 +30,10 @@ EXPERIMENTS: dict[str, Experiment] = {
             "With the same encoder, heads, optimizer, batch and temperature for all: which way of choosing samples "
             "learns the features that a linear classifier reads best?",
             "table",
-            (
-                method_row("SimCLR", "simclr"),
-                method_row("MoCo v2", "mocov2", "SimCLR"),
-                method_row("BYOL", "byol", "SimCLR"),
-                method_row("VICReg", "vicreg", "SimCLR"),
-                method_row("MoCHi", "mochi", "SimCLR"),
-                method_row("DCL", "dcl", "SimCLR"),
-                method_row("HCL", "hcl", "SimCLR"),
-                method_row("BCL", "bcl", "SimCLR"),
-                method_row("NNCLR", "nnclr", "SimCLR"),
-                method_row("SNCLR", "snclr", "SimCLR"),
-                method_row("PSM", "psm", "SimCLR"),
+            tuple(
+                method_row(TITLES[name], name, None if name == "simclr" else "SimCLR")
+                for name in TITLES
+                if name != "psmv2"
             ),
             ALL_DATA,
             claim="PSM is best on all three data sets, in top-1 and in top-5.",
@@ -241,7 +235,8 @@ EXPERIMENTS: dict[str, Experiment] = {
             note="The paper's text does not name the other values it tried. λ = 0 is PSM without L_hard (table 2). "
             + EQUAL_SUM_NOTE,
         ),
-        *BESIDE_THE_PAPER,
+        *SUCCESSOR,
+        *TUNING,
     )
 }
 

@@ -222,13 +222,15 @@ def _tuned(request: Request, preset: presets.Preset) -> Entries:
 
 def _planned_run(row: Configuration, request: Request, preset: presets.Preset, data: str, seed: int) -> PlannedRun:
     common = _common_settings(request, preset, data, row.settings["method"])
-    overrides = common | dict(row.settings) | {"seed": seed}
+    own = dict(row.settings) | {k: v for k, v in common.items() if k not in row.settings}
+    overrides = own | {"seed": seed}
     full = resolved(overrides)
     if row.epochs_share != 1:
         overrides["epochs"] = max(1, round(row.epochs_share * full["epochs"]))
         full = resolved(overrides)
     evaluation = _evaluation_settings(request.config, seed)
-    changed = _changes(full) | _own_keys(row, common)
+    # What a method is tuned to is its own, whether a row or a file says so.
+    changed = _changes(full) | _own_keys(own, _common_settings(request, preset, data))
     identity = {k: v for k, v in full.items() if not _about_machine(k) and not _is_off(k, v)}
     words = [data_title(data).lower(), full["method"], *(_slug(k, v) for k, v in changed.items()), f"s{seed}"]
     of_baselines = ("images.", "views.size", "encoder", "stem", "data", "seed", "precision")
@@ -337,9 +339,9 @@ def _changes(full: Mapping[str, Any]) -> dict[str, Any]:
     return {k: v for k, v in of_method.items() if row.get(k) != v}
 
 
-def _own_keys(row: Configuration, common: Mapping[str, Any]) -> dict[str, Any]:
+def _own_keys(own: Mapping[str, Any], common: Mapping[str, Any]) -> dict[str, Any]:
     """Keys of a row beside those of its method, except what is only measured and what all runs have anyway."""
-    others = {k: v for k, v in row.settings.items() if k != "method" and not k.startswith("monitor.")}
+    others = {k: v for k, v in own.items() if k != "method" and not k.startswith("monitor.")}
     others = {k: v for k, v in others.items() if common.get(k) != v}
     return {k: v for k, v in others.items() if k.partition(".")[0] not in METHOD_GROUPS}
 

@@ -1,81 +1,18 @@
-"""Experiments beside the paper's: each ingredient alone, the successor, and the grid that settings are chosen by."""
+"""Experiments beside the paper's: each ingredient alone, the successor, and how sharply negatives are mined."""
 
 from dataclasses import replace
 from typing import Any
 
-from psm.experiments.rows import EQUAL_SUM, Configuration, Experiment, method_row, psm_row, successor_row
-
-# The grid of `settle`: learning rates for all, and settings that a method's authors or its code name.
-SETTLE_LRS = (0.03, 0.06, 0.12)
-SHARED_LR = 0.06  # of the preset overnight
-SETTLE_SEED = 100  # a study reports other seeds
-SETTLE_HOLDOUT = 0.1
-SETTLE_METHODS: dict[str, dict[str, dict[str, Any]]] = {  # method -> words -> keys
-    "simclr": {},
-    "mocov2": {"t = 0.2": {"loss.temperature": 0.2}},
-    "byol": {"momentum to 1": {"target.schedule": "cosine"}},
-    "vicreg": {
-        "wide linear heads": {"heads.hidden_dim": 2048, "heads.out_dim": 2048, "heads.norm_last": "none"},
-    },
-    "mochi": {"1/64 hardest": {"negatives.hard_share": 1 / 64}},
-    "dcl": {"tau = 0.05": {"weighting.tau": 0.05}},
-    "hcl": {"beta = 0.5": {"weighting.beta": 0.5}},
-    "bcl": {"alpha = 0.7, beta = 1": {"weighting.alpha": 0.7, "weighting.beta": 1.0}},
-    "nnclr": {"t = 0.1": {"loss.temperature": 0.1}},
-    "snclr": {"predictor 10x": {"predictor.lr_factor": 10.0}},
-    "psm": {"predictor 10x": {"predictor.lr_factor": 10.0}},
-    "psmv2": {"beta = 0.5": {"weighting.beta": 0.5}},
-}
-
-
-# A variant is tried at the shared rate, PSM's at all: the whole grid would take a tenth of what the study may cost.
-VARIANT_LRS = {"psm": SETTLE_LRS}
-
-
-def _settle_rows() -> tuple[Configuration, ...]:
-    """Each method at each learning rate, and with each of the settings above."""
-    rows = []
-    for method, variants in SETTLE_METHODS.items():
-        for words, own in {"": {}, **variants}.items():
-            series = f"{method}, {words}" if words else method
-            for lr in VARIANT_LRS.get(method, (SHARED_LR,)) if own else SETTLE_LRS:
-                keys = {"method": method, "images.holdout": SETTLE_HOLDOUT, "optim.lr": lr, **own}
-                shared = lr == SHARED_LR and not own
-                title = f"{series}, lr {lr:g}"
-                rows.append(Configuration(title, keys, value=lr, group=method, series=series, shared=shared))
-    return tuple(rows)
-
-
-# Where the code that a method's authors published differs from what all methods share here (docs/maths.md).
-DEPARTURES: dict[str, dict[str, dict[str, Any]]] = {  # title of the method -> words -> keys
-    "SimCLR": {"crops from 0.08": {"views__preset": "simclr"}},
-    "HCL": {"crops from 0.08": {"views__preset": "simclr"}},
-    "MoCo v2": {"one direction": {"loss__symmetric": False}},
-    "MoCHi": {"1/64 hardest": {"negatives__hard_share": 1 / 64}},
-    "BYOL": {
-        "sum of directions": {"loss__reduction": "sum"},
-        "linear end of heads": {"heads__norm_last": "none"},
-        "momentum to 1": {"target__schedule": "cosine"},
-    },
-    "VICReg": {
-        "wide linear heads": {"heads__hidden_dim": 2048, "heads__out_dim": 2048, "heads__norm_last": "none"},
-    },
-    "SNCLR": {"sum of directions": {"loss__reduction": "sum"}},
-    "PSM": {"crops from 0.08": {"views__preset": "simclr"}, "sum of directions": {"loss__reduction": "sum"}},
-}
-
-
-def _departure_rows() -> tuple[Configuration, ...]:
-    """Each method as all are, and with each of its departures."""
-    rows = []
-    for title, changes in DEPARTURES.items():
-        shared: dict[str, Any] = {"method": title.lower().replace(" ", ""), "images.holdout": SETTLE_HOLDOUT}
-        rows.append(Configuration(title, shared))
-        for words, keys in changes.items():
-            named = {key.replace("__", "."): value for key, value in keys.items()}
-            rows.append(Configuration(f"{title}, {words}", {**shared, **named}, title))
-    return tuple(rows)
-
+from psm.experiments.rows import (
+    EQUAL_SUM,
+    TRIAL_HOLDOUT,
+    TRIAL_SEED,
+    Configuration,
+    Experiment,
+    method_row,
+    psm_row,
+    successor_row,
+)
 
 # One change to PSM each, by key.
 INGREDIENTS: dict[str, dict[str, Any]] = {
@@ -115,6 +52,17 @@ _SURE_ROWS: dict[str, Any] = {
     "positives__mix": False,
     **EQUAL_SUM,
 }
+# As ReSSL and SCE have it: the key and, by a sharp softmax, the rows like its weak view, against the whole bank.
+_SOFT_TARGETS: dict[str, Any] = {
+    "positives__k": 20,
+    "positives__temperature": 0.05,
+    "positives__mix": False,
+    "negatives__source": "bank",
+    "weighting__name": "sum",
+    "sampler__name": "none",
+    "loss__hard_weight": 0.0,
+    "loss__temperature": 0.2,
+}
 _FOUR_VIEWS: dict[str, Any] = {"views__count": 4, "batch_size": 32}  # as many views a step, half as many images
 COMBINATIONS: dict[str, dict[str, Any]] = {
     "all four": {},
@@ -141,6 +89,8 @@ COMBINATIONS: dict[str, dict[str, Any]] = {
     },
     "4 views, half the batch, one network, sure rows": _FOUR_VIEWS | _ONE_NETWORK | _SURE_ROWS,
     "4 views, half the batch, one network, no rows (control)": _FOUR_VIEWS | _ONE_NETWORK | _NO_ROWS,
+    "soft targets over the bank": _SOFT_TARGETS,
+    "soft targets over the bank, t = 0.1": _SOFT_TARGETS | {"loss__temperature": 0.1},
     "lr 0.03": {"optim__lr": 0.03},
     "lr 0.12": {"optim__lr": 0.12},
 }
@@ -156,6 +106,11 @@ SHARPER: dict[str, tuple[str, str, dict[str, Any]]] = {  # title -> reference, m
     "SimCLR, PNSM a = 20": ("SimCLR", "simclr", {"sampler__name": "pnsm", "sampler__a": 20.0}),
     "SimCLR, PNSM a = 50": ("SimCLR", "simclr", {"sampler__name": "pnsm", "sampler__a": 50.0}),
     "HCL, PNSM a = 20": ("HCL", "hcl", {"sampler__name": "pnsm", "sampler__a": 20.0}),
+    "HCL, bank of 512": ("HCL", "hcl", {"negatives__source": "bank", "bank__size": 512}),
+    "MoCo v2, hard": ("MoCo v2", "mocov2", {"weighting__name": "hard"}),
+    "MoCo v2, hard, beta = 2": ("MoCo v2", "mocov2", {"weighting__name": "hard", "weighting__beta": 2.0}),
+    "MoCo v2, PNSM a = 20": ("MoCo v2", "mocov2", {"sampler__name": "pnsm", "sampler__a": 20.0}),
+    "MoCo v2, hard, weak target": ("MoCo v2", "mocov2", {"weighting__name": "hard", "target__views": "weak"}),
     "PSM, a = 5": ("PSM", "psm", {"sampler__a": 5.0}),
     "PSM, a = 20": ("PSM", "psm", {"sampler__a": 20.0}),
     "HCL, 4 views": ("HCL", "hcl", _FOUR_VIEWS),
@@ -199,10 +154,10 @@ def _schedule_rows() -> tuple[Configuration, ...]:
 
 def _held_out(row: Configuration) -> Configuration:
     """The row scored on held-out training images."""
-    return replace(row, settings={**row.settings, "images.holdout": SETTLE_HOLDOUT})
+    return replace(row, settings={**row.settings, "images.holdout": TRIAL_HOLDOUT})
 
 
-BESIDE_THE_PAPER = (
+SUCCESSOR = (
     Experiment(
         "combinations",
         "Which parts a successor of PSM is made of",
@@ -231,7 +186,7 @@ BESIDE_THE_PAPER = (
         "tenth of each class of the training images, which is not trained on, with a seed that no other experiment "
         "reports.",
         in_all=False,
-        seeds=(SETTLE_SEED,),
+        seeds=(TRIAL_SEED,),
     ),
     Experiment(
         "negatives",
@@ -244,6 +199,7 @@ BESIDE_THE_PAPER = (
                 method_row("SimCLR", "simclr"),
                 method_row("HCL", "hcl", "SimCLR"),
                 method_row("PSM", "psm", "SimCLR"),
+                method_row("MoCo v2", "mocov2", "SimCLR"),
                 *(
                     replace(method_row(title, method, reference, **keys), highlight=False)
                     for title, (reference, method, keys) in SHARPER.items()
@@ -254,21 +210,7 @@ BESIDE_THE_PAPER = (
         note="Bank: the rows of the memory bank instead of the other images of the batch. Scored on a tenth of each "
         "class of the training images, which is not trained on, with a seed that no other experiment reports.",
         in_all=False,
-        seeds=(SETTLE_SEED,),
-    ),
-    Experiment(
-        "departures",
-        "Where published code differs",
-        "All methods share crops, directions, heads and momentum here. What does each bring as its authors' code has "
-        "it?",
-        "table",
-        _departure_rows(),
-        ("cifar10",),
-        note="Each beside the same method with what all share (docs/maths.md). A sum of both directions is twice the "
-        "loss, and so twice the rate. Scored on a tenth of each class of the training images, which is not trained on, "
-        "with a seed that no other experiment reports.",
-        in_all=False,
-        seeds=(SETTLE_SEED,),
+        seeds=(TRIAL_SEED,),
     ),
     Experiment(
         "pnsm",
@@ -337,20 +279,5 @@ BESIDE_THE_PAPER = (
         ("cifar10",),
         axis="steps",
         in_all=False,
-    ),
-    Experiment(
-        "settle",
-        "Which settings each method gets",
-        "A common grid of learning rates, and for each method the few settings that its authors or its code name: "
-        "which are best on held-out training images?",
-        "grid",
-        _settle_rows(),
-        ("cifar10",),
-        axis="learning rate",
-        note="Scored on a tenth of each class of the training images, which is not trained on, with a seed that no "
-        "other experiment reports. Of each method settle.yaml, which preset=tuned takes by tuned=FILE, has the best by "
-        "the linear score, and the shared settings where they are within one standard error of it.",
-        in_all=False,
-        seeds=(SETTLE_SEED,),
     ),
 )
