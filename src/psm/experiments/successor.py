@@ -106,6 +106,8 @@ SHARPER: dict[str, tuple[str, str, dict[str, Any]]] = {  # title -> reference, m
     "SimCLR, PNSM a = 20": ("SimCLR", "simclr", {"sampler__name": "pnsm", "sampler__a": 20.0}),
     "SimCLR, PNSM a = 50": ("SimCLR", "simclr", {"sampler__name": "pnsm", "sampler__a": 50.0}),
     "HCL, PNSM a = 20": ("HCL", "hcl", {"sampler__name": "pnsm", "sampler__a": 20.0}),
+    "SimCLR, t = 0.2": ("SimCLR", "simclr", {"loss__temperature": 0.2}),
+    "PSM, t = 0.2": ("PSM", "psm", {"loss__temperature": 0.2}),
     "HCL, bank of 512": ("HCL", "hcl", {"negatives__source": "bank", "bank__size": 512}),
     "MoCo v2, hard": ("MoCo v2", "mocov2", {"weighting__name": "hard"}),
     "MoCo v2, hard, beta = 2": ("MoCo v2", "mocov2", {"weighting__name": "hard", "weighting__beta": 2.0}),
@@ -191,7 +193,8 @@ SUCCESSOR = (
     Experiment(
         "negatives",
         "How sharply negatives are mined",
-        "Hard negatives help most: do more of them, more weight on them, or a steeper PNSM help further?",
+        "Hard negatives help most: do more of them, more weight on them, or a steeper PNSM help further, and is a "
+        "lower temperature enough?",
         "table",
         tuple(
             _held_out(row)
@@ -259,14 +262,21 @@ SUCCESSOR = (
             successor_row("PSM v2, 4 views", "HCL, 4 views", **_FOUR_VIEWS),
             replace(method_row("HCL, 4 views", "hcl", "HCL", **_FOUR_VIEWS), highlight=False),
             *(
+                replace(row, title=f"{row.title}, half the epochs", reference="HCL", highlight=False, epochs_share=0.5)
+                for row in (
+                    successor_row("PSM v2, 4 views", **_FOUR_VIEWS),
+                    method_row("HCL, 4 views", "hcl", **_FOUR_VIEWS),
+                )
+            ),
+            *(
                 successor_row(f"PSM v2, 4 views, {words}", "PSM v2, 4 views", **_FOUR_VIEWS, **change)
                 for words, change in SUCCESSOR_WITHOUT.items()
             ),
         ),
         ("cifar10",),
         note="4 views: of half as many images a step, so that a step has as many views; an epoch sees the same images "
-        "in twice the computation. In the last rows one part of PSM v2 is taken away, the others left, at an equal sum "
-        "of weights.",
+        "in twice the computation, half the epochs as many views in the same. In the last rows one part of PSM v2 is "
+        "taken away, the others left, at an equal sum of weights.",
         in_all=False,
     ),
     Experiment(
