@@ -107,6 +107,9 @@ SHARPER: dict[str, tuple[str, str, dict[str, Any]]] = {  # title -> reference, m
     "SimCLR, PNSM a = 50": ("SimCLR", "simclr", {"sampler__name": "pnsm", "sampler__a": 50.0}),
     "HCL, PNSM a = 20": ("HCL", "hcl", {"sampler__name": "pnsm", "sampler__a": 20.0}),
     "SimCLR, t = 0.2": ("SimCLR", "simclr", {"loss__temperature": 0.2}),
+    "SimCLR, t = 0.1": ("SimCLR", "simclr", {"loss__temperature": 0.1}),
+    "HCL, t = 0.2": ("HCL", "hcl", {"loss__temperature": 0.2}),
+    "PSM v2, summed, t = 0.2": ("HCL", "psmv2", {"loss__temperature": 0.2, "weighting__name": "sum"}),
     "PSM, t = 0.2": ("PSM", "psm", {"loss__temperature": 0.2}),
     "HCL, bank of 512": ("HCL", "hcl", {"negatives__source": "bank", "bank__size": 512}),
     "MoCo v2, hard": ("MoCo v2", "mocov2", {"weighting__name": "hard"}),
@@ -116,6 +119,7 @@ SHARPER: dict[str, tuple[str, str, dict[str, Any]]] = {  # title -> reference, m
     "PSM, a = 5": ("PSM", "psm", {"sampler__a": 5.0}),
     "PSM, a = 20": ("PSM", "psm", {"sampler__a": 20.0}),
     "HCL, 4 views": ("HCL", "hcl", _FOUR_VIEWS),
+    "SimCLR, 4 views, t = 0.2": ("HCL, 4 views", "simclr", _FOUR_VIEWS | {"loss__temperature": 0.2}),
     "HCL, 4 views, PNSM a = 5": ("HCL, 4 views", "hcl", _FOUR_VIEWS | {"sampler__name": "pnsm", "sampler__a": 5.0}),
     "HCL, 4 views, PNSM a = 20": ("HCL, 4 views", "hcl", _FOUR_VIEWS | {"sampler__name": "pnsm", "sampler__a": 20.0}),
 }
