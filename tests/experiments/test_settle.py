@@ -15,7 +15,7 @@ from psm.experiments.report import write_report
 from psm.experiments.results import Study, add_entries, collect_records, write_record
 from psm.experiments.rows import TITLES
 from psm.experiments.tuned import PACKAGED, read_tuned, tuned_settings
-from psm.experiments.tuning import SETTLE_LRS, SETTLE_METHODS, SHARED_LR, VARIANT_LRS
+from psm.experiments.tuning import ALL_LRS, SETTLE_LRS, SETTLE_METHODS
 from psm.methods import METHODS
 from psm.utils.errors import UserError
 
@@ -26,7 +26,8 @@ def test_the_grid_is_common_held_out_and_on_a_seed_of_its_own() -> None:
     assert {run.seed for run in found.runs} == {100}
     for method, own in SETTLE_METHODS.items():
         runs = [resolved(run.settings) for run in found.runs if run.method == method]
-        assert len(runs) == len(SETTLE_LRS) + len(own) * len(VARIANT_LRS.get(method, (SHARED_LR,)))
+        at_all = [words for words in own if (method, words) in ALL_LRS]
+        assert len(runs) == len(SETTLE_LRS) * (1 + len(at_all)) + len(own) - len(at_all)
         assert {run["optim.lr"] for run in runs} == set(SETTLE_LRS)
         assert {run["images.holdout"] for run in runs} == {0.1}
     assert len({run.title for run in found.runs}) == len(found.runs)  # told apart while they run
@@ -90,7 +91,7 @@ def test_the_whole_grid_is_published_and_only_what_is_clearly_better_chosen(stud
     text = page.read_text()
     (result,) = load_results(study)
     (table,) = result.tables
-    assert len(table.method_rows) == 9
+    assert len(table.method_rows) == 11
     assert all(row.title in text for row in table.method_rows)
     assert "held-out training images (10% of each class)" in text
     assert "on the test images" not in text

@@ -8,26 +8,29 @@ from psm.experiments.tuned import read_tuned, tuned_settings
 # The grid of `settle`: learning rates for all, and settings that a method's authors or its code name.
 SETTLE_LRS = (0.03, 0.06, 0.12)
 SHARED_LR = 0.06  # of the preset overnight
+_COOLER: dict[str, dict[str, Any]] = {"t = 0.2": {"loss.temperature": 0.2}}  # MoCo v2's, of methods with a softmax
+_PREDICTOR: dict[str, dict[str, Any]] = {"predictor 10x": {"predictor.lr_factor": 10.0}}
 SETTLE_METHODS: dict[str, dict[str, dict[str, Any]]] = {  # method -> words -> keys
-    "simclr": {},
-    "mocov2": {"t = 0.2": {"loss.temperature": 0.2}},
+    "simclr": _COOLER,
+    "mocov2": _COOLER,
     "byol": {"momentum to 1": {"target.schedule": "cosine"}},
     "vicreg": {
         "wide linear heads": {"heads.hidden_dim": 2048, "heads.out_dim": 2048, "heads.norm_last": "none"},
     },
-    "mochi": {"1/64 hardest": {"negatives.hard_share": 1 / 64}},
-    "dcl": {"tau = 0.05": {"weighting.tau": 0.05}},
-    "hcl": {"beta = 0.5": {"weighting.beta": 0.5}},
-    "bcl": {"alpha = 0.7, beta = 1": {"weighting.alpha": 0.7, "weighting.beta": 1.0}},
-    "nnclr": {"t = 0.1": {"loss.temperature": 0.1}},
-    "snclr": {"predictor 10x": {"predictor.lr_factor": 10.0}},
-    "psm": {"predictor 10x": {"predictor.lr_factor": 10.0}},
-    "psmv2": {"beta = 0.5": {"weighting.beta": 0.5}},
+    "mochi": _COOLER | {"1/64 hardest": {"negatives.hard_share": 1 / 64}},
+    "dcl": _COOLER | {"tau = 0.05": {"weighting.tau": 0.05}},
+    "hcl": _COOLER | {"beta = 0.5": {"weighting.beta": 0.5}},
+    "bcl": _COOLER | {"alpha = 0.7, beta = 1": {"weighting.alpha": 0.7, "weighting.beta": 1.0}},
+    "nnclr": _COOLER | {"t = 0.1": {"loss.temperature": 0.1}},
+    "snclr": _COOLER | _PREDICTOR,
+    "psm": _COOLER | _PREDICTOR,
+    "psmv2": _COOLER | {"beta = 0.5": {"weighting.beta": 0.5}},
 }
 
 
-# A variant is tried at the shared rate, PSM's at all: the whole grid would take a tenth of what the study may cost.
-VARIANT_LRS = {"psm": SETTLE_LRS}
+# A variant is tried at the shared rate, PSM's predictor at all: the whole grid would take a tenth of what the study may
+# cost.
+ALL_LRS = {("psm", "predictor 10x")}
 
 
 def _settle_rows() -> tuple[Configuration, ...]:
@@ -36,7 +39,7 @@ def _settle_rows() -> tuple[Configuration, ...]:
     for method, variants in SETTLE_METHODS.items():
         for words, own in {"": {}, **variants}.items():
             series = f"{method}, {words}" if words else method
-            for lr in VARIANT_LRS.get(method, (SHARED_LR,)) if own else SETTLE_LRS:
+            for lr in SETTLE_LRS if not own or (method, words) in ALL_LRS else (SHARED_LR,):
                 keys = {"method": method, "images.holdout": TRIAL_HOLDOUT, "optim.lr": lr, **own}
                 shared = lr == SHARED_LR and not own
                 title = f"{series}, lr {lr:g}"
@@ -49,7 +52,7 @@ DEPARTURES: dict[str, dict[str, dict[str, Any]]] = {  # method -> words -> keys
     "simclr": {"crops from 0.08": {"views.preset": "simclr"}},
     "hcl": {"crops from 0.08": {"views.preset": "simclr"}},
     "mocov2": {"one direction": {"loss.symmetric": False}},
-    "mochi": SETTLE_METHODS["mochi"],
+    "mochi": {"1/64 hardest": SETTLE_METHODS["mochi"]["1/64 hardest"]},
     "byol": {
         "sum of directions": {"loss.reduction": "sum"},
         "linear end of heads": {"heads.norm_last": "none"},
