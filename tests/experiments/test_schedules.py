@@ -59,7 +59,8 @@ def test_the_index_leads_with_the_answer_and_a_chart_over_steps(study: Study) ->
 
 def test_a_page_says_what_each_difference_is_taken_to(study: Study) -> None:
     page = write_report(study).with_name("successor.html").read_text()
-    assert "of “PSM v2, 4 views” to “HCL, 4 views”, of “HCL, 4 views” to “HCL”" in page
+    assert "of “PSM v2, 4 views” to “HCL, 4 views”" in page
+    assert "and “PSM v2, 4 views, half the epochs” and “HCL, 4 views, half the epochs” to “HCL”" in page
     assert "PSM v2, 4 views +2.00 ± 0.00 on HCL, 4 views" in page
 
 
