@@ -108,6 +108,14 @@ SHARPER: dict[str, tuple[str, str, dict[str, Any]]] = {  # title -> reference, m
     "HCL, PNSM a = 20": ("HCL", "hcl", {"sampler__name": "pnsm", "sampler__a": 20.0}),
     "SimCLR, t = 0.2": ("SimCLR", "simclr", {"loss__temperature": 0.2}),
     "SimCLR, t = 0.1": ("SimCLR", "simclr", {"loss__temperature": 0.1}),
+    **{
+        f"SimCLR, t = 0.2, PNSM a = {a}": (
+            "SimCLR, t = 0.2",
+            "simclr",
+            {"loss__temperature": 0.2, "sampler__name": "pnsm", "sampler__a": float(a)},
+        )
+        for a in (5, 20)
+    },
     "HCL, t = 0.2": ("HCL", "hcl", {"loss__temperature": 0.2}),
     "PSM v2, summed, t = 0.2": ("HCL", "psmv2", {"loss__temperature": 0.2, "weighting__name": "sum"}),
     "PSM, t = 0.2": ("PSM", "psm", {"loss__temperature": 0.2}),
