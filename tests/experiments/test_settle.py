@@ -96,8 +96,8 @@ def test_the_whole_grid_is_published_and_only_what_is_clearly_better_chosen(stud
     assert "held-out training images (10% of each class)" in text
     assert "on the test images" not in text
     sentence = headline(result)[0]
-    assert "simclr, lr 0.12 (62.00 %)" in sentence
-    assert "psm, lr 0.06 (60.00 %)" in sentence  # 10x the predictor's rate has 61, within one standard error
+    assert "SimCLR, lr 0.12 (62.00 %)" in sentence
+    assert "PSM, lr 0.06 (60.00 %)" in sentence  # 10x the predictor's rate has 61, within one standard error
     assert "too narrow: simclr." in sentence
     assert "Δ: difference" not in text
     chosen = yaml.safe_load((page.parent / "settle.yaml").read_text())

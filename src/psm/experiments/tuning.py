@@ -38,7 +38,7 @@ def _settle_rows() -> tuple[Configuration, ...]:
     rows = []
     for method, variants in SETTLE_METHODS.items():
         for words, own in {"": {}, **variants}.items():
-            series = f"{method}, {words}" if words else method
+            series = f"{TITLES[method]}, {words}" if words else TITLES[method]
             for lr in SETTLE_LRS if not own or (method, words) in ALL_LRS else (SHARED_LR,):
                 keys = {"method": method, "images.holdout": TRIAL_HOLDOUT, "optim.lr": lr, **own}
                 shared = lr == SHARED_LR and not own
