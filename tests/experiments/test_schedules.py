@@ -64,6 +64,17 @@ def test_a_page_says_what_each_difference_is_taken_to(study: Study) -> None:
     assert "PSM v2, 4 views +2.00 ± 0.00 on HCL, 4 views" in page
 
 
+def test_a_page_says_which_settings_its_rows_do_not_share(study: Study) -> None:
+    write_report(study)
+    training = {
+        name: (study.report / f"{name}.html").read_text().partition("<dt>training</dt>")[2].partition("</dd>")[0]
+        for name in ("schedules", "successor")
+    }
+    assert "epochs by row, batch 32" in training["schedules"]
+    assert "epochs by row" in training["successor"]
+    assert "temperature 0.5" in training["schedules"]
+
+
 def test_nothing_is_answered_without_runs_of_psm(tmp_path: Path) -> None:
     study = Study(tmp_path / "study")
     found = plan("table1", preset="smoke", methods=["simclr"])

@@ -98,8 +98,9 @@ def test_the_whole_grid_is_published_and_only_what_is_clearly_better_chosen(stud
     sentence = headline(result)[0]
     assert "SimCLR, lr 0.12 (62.00 %)" in sentence
     assert "PSM, lr 0.06 (60.00 %)" in sentence  # 10x the predictor's rate has 61, within one standard error
-    assert "too narrow: simclr." in sentence
+    assert "too narrow: SimCLR, lr 0.12." in sentence
     assert "Δ: difference" not in text
+    assert "learning rate by row" in text
     chosen = yaml.safe_load((page.parent / "settle.yaml").read_text())
     assert chosen["shapes"]["psm"].pop("from").startswith("settle: linear 60.00 % on held-out training images")
     assert chosen["shapes"]["psm"] == {"optim.lr": 0.06}

@@ -102,6 +102,7 @@ class ResultTable:
     protocol: str
     rows: Sequence[ResultRow]
     settings: CsvRow  # a row of results.csv, which has the settings of the protocol; empty without results
+    by_row: frozenset[str]  # settings that its rows do not share
     seconds: float
     runs: int
     planned: int
@@ -259,6 +260,9 @@ def _table(experiment: Experiment, data: str, protocol: str, entries: Sequence[C
         protocol=protocol,
         rows=_table_rows(experiment, data, entries, rows),
         settings=results[-1] if results else {},
+        by_row=frozenset(key for key in results[-1] if len({row[key] for row in results}) > 1)
+        if results
+        else frozenset(),
         seconds=sum(float(row["seconds"] or 0) for row in results),
         runs=len(done),
         planned=len(of_methods),
@@ -537,7 +541,7 @@ def _summarize_grid(table: ResultTable) -> str:
         parts.append(f"{row.title} ({format_stats(row.score(score))} %)")
         positions = [other.value for other in table.method_rows if other.group == group and other.value is not None]
         if row.value in (min(positions), max(positions)):
-            edges.append(group)
+            edges.append(row.title)
     text = f"chosen on {table.scored_on}: {'; '.join(parts)}."
     return f"{text} At an end of the grid, which may be too narrow: {', '.join(edges)}." if edges else text
 
